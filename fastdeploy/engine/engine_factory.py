@@ -248,7 +248,7 @@ def _make_runner_config(spec: EngineSpec) -> RunnerConfig:
     return RunnerConfig(
         max_rows=config.scheduler.max_num_batched_tokens,
         max_seqs=config.scheduler.max_num_seqs,
-        max_blocks_per_seq=-(-spec.max_model_len // config.cache.block_size),
+        max_model_len=spec.max_model_len,
         block_size=config.cache.block_size,
         max_drafts=config.speculative.num_speculative_tokens,
         hidden_size=model_config.hidden_size,

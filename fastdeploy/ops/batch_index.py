@@ -142,14 +142,19 @@ class BatchIndex:
         first, end = self._changed_tables
         self._changed_tables = (min(first, b), max(end, b + 1))
 
+    def changed_tables(self, num_seqs: int) -> tuple[int, int]:
+        """Return the first and the end of the block tables of the first requests that the next upload sends."""
+        first, end = self._changed_tables
+        return first, min(end, num_seqs)
+
     def upload(self, num_seqs: int) -> None:
-        """Send the inputs of the first requests to the device, with the block tables that have changed."""
+        """Send the inputs of the first requests to the device, with those of their block tables that have changed."""
         buffers = self.buffers
         for buffer in (buffers.num_scheduled, buffers.num_computed, buffers.num_logits, buffers.num_blocks):
             buffer.upload(num_seqs)
-        first, end = self._changed_tables
+        first, end = self.changed_tables(num_seqs)
         buffers.block_tables.upload(end, first)
-        self._changed_tables = (len(self._written_tables), 0)
+        self._changed_tables = (max(first, num_seqs), self._changed_tables[1])
 
     def compute(self, num_seqs: int) -> AttentionMetadata:
         """Compute the index arrays of the first requests from the inputs in `buffers`.

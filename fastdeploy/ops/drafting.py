@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import paddle
+from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy.ops.attention import AttentionMetadata
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.input_checks import InputLimits
 from fastdeploy.ops.reference import drafting as reference
 from fastdeploy.ops.registry import Example, Lookup, OpEntry, cpu_only, register, selected_backend
 from fastdeploy.ops.sampling import SamplingBatch
@@ -70,6 +72,7 @@ class DraftLoop:
         vocab_sizes: Sequence[int],
         max_drafts: int,
         max_logits_rows: int,
+        limits: InputLimits,
         states: Tensor | None = None,
         input_states: Tensor | None = None,
     ) -> None:
@@ -78,6 +81,7 @@ class DraftLoop:
         Args:
             output: [max_rows, hidden], written by every stage.
             max_logits_rows: capacity of the logits; more sequences are sampled in several batches.
+            limits: of the rows, of all stages.
             states: [num_slots + 1, hidden], the state after the token of each slot; the last entry is the state before
                 the first token of a sequence. None for models that read tokens only.
             input_states: [max_rows, hidden], the state of the position before each row: in the first pass it comes from
@@ -85,7 +89,7 @@ class DraftLoop:
         """
         max_seqs, hidden = batch.kv_lens.shape[0], output.shape[1]
         self.stages, self.batch, self.token_ids, self.output = tuple(stages), batch, token_ids, output
-        self.states, self.input_states = states, input_states
+        self.states, self.input_states, self._limits = states, input_states, limits
         self.num_drafts = HostBuffer(max_seqs, "int32")
         self.drafts = HostBuffer((max_seqs, max_drafts), "int32")
         self.sampling = SamplingBatch(max_seqs)
@@ -108,7 +112,7 @@ class DraftLoop:
         Raises:
             ValueError: the rows do not fit the buffers, or an id, position or slot is out of range.
         """
-        self._upload(num_seqs)
+        self._upload(num_seqs, 0)
         _FILL_STAGE.run(self, stage, num_seqs)
         selected_backend().synchronize()
 
@@ -118,18 +122,23 @@ class DraftLoop:
         Raises:
             ValueError: as fill_stage; more drafts than `drafts` has columns; a sequence without a row.
         """
-        self._upload(num_seqs)
+        self._upload(num_seqs, np.maximum(self.num_drafts.array[:num_seqs] - 1, 0))
         self.num_drafts.upload(num_seqs)
         self.sampling.upload(num_seqs)
         _DRAFT.run(self, num_seqs)
         self.drafts.download(num_seqs)
         selected_backend().synchronize()
 
-    def _upload(self, num_seqs: int) -> None:
-        """Send the rows of the first sequences to the device."""
+    def _upload(self, num_seqs: int, num_later: NDArray[np.int32] | int) -> None:
+        """Check the rows of the first sequences and send them to the device.
+
+        Args:
+            num_later: how many tokens later passes add to each sequence.
+        """
         if not selected_backend().shares_memory:
+            num_rows = self._limits.check_rows(self.batch, self.token_ids, num_seqs, "draft", num_later)
             self.batch.upload(num_seqs)
-            self.token_ids.upload(sum(self.batch.buffers.num_scheduled.memory[:num_seqs].tolist()))
+            self.token_ids.upload(num_rows)
 
 
 _SIZE, _FEW, _VOCAB, _BLOCK = 64, 128, 200, 16
@@ -159,10 +168,18 @@ def _example_loop(num_stages: int, has_states: bool, dtype: str, lookup: Lookup)
 
         return DraftStage(compute, lambda rows, num_rows, out: linear(rows, heads[out.shape[1]], out, num_rows))
 
-    sizes = {"max_drafts": 4, "max_logits_rows": 2}
+    sizes, limits = {"max_drafts": 4, "max_logits_rows": 2}, InputLimits(_VOCAB, 4, 2 * _BLOCK)
     stages = [stage(number) for number in range(num_stages)]
     loop = DraftLoop(
-        stages, batch, token_ids, output, vocab_sizes=[_FEW, _VOCAB], **sizes, states=states, input_states=input_states
+        stages,
+        batch,
+        token_ids,
+        output,
+        vocab_sizes=[_FEW, _VOCAB],
+        **sizes,
+        limits=limits,
+        states=states,
+        input_states=input_states,
     )
     loop.sampling.float_params.array[:, 0] = [0.0, 1.0, 0.0]
     batch.buffers.block_tables.array[:] = [[2, 0], [1, 3], [3, 2]]

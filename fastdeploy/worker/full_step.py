@@ -51,7 +51,7 @@ def make_request(num_tokens: int, num_drafts: int, block_ids: Sequence[int]) -> 
 
 def _sizes(config: RunnerConfig) -> Iterator[int]:
     """Yield the rows of each request: prompts first, which leave the others the rows of a decoding request each."""
-    left, context, per_request = config.max_rows, config.max_blocks_per_seq * config.block_size, 1 + config.max_drafts
+    left, context, per_request = config.max_rows, config.max_model_len, 1 + config.max_drafts
     for num_others in reversed(range(config.max_seqs)):
         size = min(left, context - 1, max(per_request, left - num_others * per_request))
         if size > 0:
@@ -60,4 +60,5 @@ def _sizes(config: RunnerConfig) -> Iterator[int]:
 
 
 def _num_blocks(config: RunnerConfig, num_rows: int) -> int:
-    return -(-(num_rows + 1 + config.max_drafts) // config.block_size)
+    num_tokens = min(num_rows + 1 + config.max_drafts, config.max_model_len)
+    return -(-num_tokens // config.block_size)

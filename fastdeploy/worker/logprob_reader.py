@@ -11,6 +11,7 @@ from paddle import Tensor
 
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import TokenArray
+from fastdeploy.ops.input_checks import check_logprob_rows
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.sampling import MAX_TOP_LOGPROBS, LogprobBuffers, logprobs
 
@@ -47,6 +48,7 @@ class LogprobReader:
         self._capacity, self._vocab_size = logits.shape
         self._buffers = LogprobBuffers(self._capacity)
         self._wide_buffers: LogprobBuffers | None = None
+        self._shares_memory = selected_backend().shares_memory
 
     def read(self, queries: Sequence[LogprobQuery]) -> list[list[TokenLogprobs]]:
         """Return the entry of each row of each query.
@@ -101,6 +103,8 @@ class LogprobReader:
         count = len(rows)
         buffers.rows.array[:count] = [row for row, _, _ in rows]
         buffers.chosen.array[:count] = [token for _, token, _ in rows]
+        if not self._shares_memory:
+            check_logprob_rows(buffers, count, self._capacity, self._vocab_size)
         buffers.upload(count)
         logprobs(self._logits, buffers.rows.tensor, buffers.chosen.tensor, count, num_top, buffers)
         buffers.download(count)

@@ -28,6 +28,7 @@ from fastdeploy.ops.block_moves import BlockRegions
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.gather import gather_rows
 from fastdeploy.ops.graph import CapturedGraph
+from fastdeploy.ops.input_checks import InputLimits, check_row_ranges
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.sampling import RowStatus, SamplingBatch, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
@@ -78,7 +79,8 @@ class RunnerConfig:
     Attributes:
         max_rows: maximum number of rows of a step (R).
         max_seqs: maximum number of requests of a step (B).
-        max_blocks_per_seq, block_size: blocks of the longest context, tokens per block.
+        max_model_len: tokens of the longest context.
+        block_size: tokens of a KV block.
         max_drafts: maximum number of drafts of a request (K).
         hidden_size, vocab_size: of the model.
         vocab_limit: ids from this one on are never sampled, because the tokenizer does not have them.
@@ -89,7 +91,7 @@ class RunnerConfig:
 
     max_rows: int
     max_seqs: int
-    max_blocks_per_seq: int
+    max_model_len: int
     block_size: int
     max_drafts: int
     hidden_size: int
@@ -100,6 +102,15 @@ class RunnerConfig:
     verify_strategy: str = "topp"
     accept_policy: str = "normal"
     processed_logprobs: bool = False
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Return the number of blocks of the longest context."""
+        return -(-self.max_model_len // self.block_size)
+
+    def limits_of(self, kv_cache: KVCache) -> InputLimits:
+        """Return what the rows of a step with such caches may refer to."""
+        return InputLimits(self.vocab_size, kv_cache.key.shape[0], self.max_model_len)
 
 
 class ModelRunner:
@@ -133,6 +144,7 @@ class ModelRunner:
         self.logprob_reader = LogprobReader(self.logits)
         # Rows after a rejected draft need no token, if a draft is rejected whenever it differs from the row's token.
         self.stop_at_rejections = config.verify_strategy != "topp_relaxed" and config.accept_policy == "normal"
+        self._limits = config.limits_of(kv_caches[0])
         self._backend = selected_backend()
         self._shares_memory = self._backend.shares_memory
         self._hidden: Tensor | None = None
@@ -270,16 +282,21 @@ class ModelRunner:
         return num_rows
 
     def _upload(self, num_rows: int, num_seqs: int, num_logits: int) -> None:
-        """Send what the host has written to the device, before the first launch of a logits batch.
+        """Check what the host has written and send it to the device, before the first launch of a logits batch.
 
         Args:
             num_rows: rows of the step; 0 if they have been sent with an earlier batch.
             num_logits: rows with logits of this batch.
+
+        Raises:
+            ValueError: an id, a position or a count is out of range.
         """
         if num_rows:
+            self._limits.check_rows(self.batch, self.token_ids, num_seqs)
             self.token_ids.upload(num_rows)
             self.batch.upload(num_seqs)
         if num_logits:
+            check_row_ranges(self.verification)
             self.sampling.upload(num_logits)
             self.verification.upload()
 

@@ -15,6 +15,7 @@ from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.input_checks import InputLimits
 from fastdeploy.ops.linear import linear, pack_linear
 from fastdeploy.ops.sampling import FloatColumn, IntColumn
 
@@ -47,6 +48,7 @@ class Model:
             vocab_sizes=[VOCAB],
             max_drafts=DRAFTS,
             max_logits_rows=max_logits_rows,
+            limits=InputLimits(VOCAB, 3 * SEQS, 3 * BLOCK),
             states=self.states,
             input_states=self.input_states,
         )

@@ -18,7 +18,7 @@ from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 CONFIG = RunnerConfig(
     max_rows=2048,
     max_seqs=64,
-    max_blocks_per_seq=32,
+    max_model_len=2048,
     block_size=64,
     max_drafts=5,
     hidden_size=64,
@@ -44,8 +44,8 @@ def plan_of(config: RunnerConfig) -> tuple[StepPlan, list[Request]]:
         ({}, 2048, 64),
         ({"max_rows": 384}, 384, 64),
         ({"max_rows": 20}, 20, 4),
-        ({"max_blocks_per_seq": 4}, 2048, 64),
-        ({"max_blocks_per_seq": 1, "max_seqs": 2}, 126, 2),
+        ({"max_model_len": 256}, 2048, 64),
+        ({"max_model_len": 64, "max_seqs": 2}, 126, 2),
         ({"max_drafts": 0}, 2048, 64),
         ({"max_seqs": 1}, 2047, 1),
     ],
@@ -60,7 +60,8 @@ def test_it_is_as_large_as_a_step_can_be(changes: dict[str, Any], num_rows: int,
     assert blocks == list(range(num_blocks_of_full_step(config)))
     for entry in plan.requests:
         capacity = len(entry.request.block_ids) * config.block_size
-        assert entry.num_scheduled_tokens <= min(capacity, config.max_blocks_per_seq * config.block_size)
+        assert entry.num_scheduled_tokens <= min(capacity, config.max_model_len)
+        assert len(entry.request.block_ids) <= config.max_blocks_per_seq
 
 
 def test_a_real_runner_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:

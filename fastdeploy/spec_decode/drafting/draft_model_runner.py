@@ -29,4 +29,4 @@ class DraftModelRunner(Drafter):
             model.forward(buffers.token_ids.tensor, metadata, kv_caches)
 
         stage = DraftStage(compute, model.compute_logits)
-        super().__init__(buffers.loop([stage], model.output), kv_caches, num_blocks, config)
+        super().__init__(buffers.loop([stage], model.output, kv_caches[0]), kv_caches, num_blocks, config)

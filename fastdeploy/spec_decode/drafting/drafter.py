@@ -56,11 +56,17 @@ class DraftBuffers:
         self,
         stages: Sequence[DraftStage],
         output: Tensor,
+        kv_cache: KVCache,
         states: Tensor | None = None,
         input_states: Tensor | None = None,
         vocab_sizes: Sequence[int] = (),
     ) -> DraftLoop:
-        """Return a DraftLoop over these buffers; without `vocab_sizes`, drafts are sampled from all ids."""
+        """Return a DraftLoop over these buffers.
+
+        Args:
+            kv_cache: one of the stages' caches, which have equal numbers of blocks.
+            vocab_sizes: of DraftLoop; without them, drafts are sampled from all ids.
+        """
         config = self._config
         return DraftLoop(
             stages,
@@ -70,6 +76,7 @@ class DraftBuffers:
             vocab_sizes=vocab_sizes or [config.vocab_size],
             max_drafts=config.max_drafts,
             max_logits_rows=min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1)),
+            limits=config.limits_of(kv_cache),
             states=states,
             input_states=input_states,
         )

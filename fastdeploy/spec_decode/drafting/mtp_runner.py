@@ -63,7 +63,7 @@ class MTPRunner(Drafter):
 
         stages = [stage(layer, cache) for layer, cache in zip(layers, caches, strict=True)]
         sizes = draft_vocab_sizes(config.vocab_size)
-        loop = buffers.loop(stages, layers[0].output, self._states, layers[0].input_states, sizes)
+        loop = buffers.loop(stages, layers[0].output, caches[0], self._states, layers[0].input_states, sizes)
         super().__init__(loop, caches, num_blocks, config, MAX_ROWS_OF_FIRST_PASS if len(layers) == 1 else None)
 
     def describe(self) -> dict[str, Any]:

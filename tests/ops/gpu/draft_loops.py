@@ -15,6 +15,7 @@ from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.embedding import embedding
+from fastdeploy.ops.input_checks import InputLimits
 from fastdeploy.ops.linear import linear, pack_linear
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.sampling import FloatColumn, IntColumn
@@ -53,6 +54,7 @@ class Loop:
             vocab_sizes=VOCAB_SIZES,
             max_drafts=DRAFTS,
             max_logits_rows=max_logits_rows,
+            limits=InputLimits(VOCAB_SIZES[-1], SEQS * BLOCKS_PER_SEQ, BLOCKS_PER_SEQ * BLOCK),
             states=integers(SEQS * BLOCKS_PER_SEQ * BLOCK + 1, size, 2, 8, dtype) if has_states else None,
             input_states=input_states,
         )

@@ -23,6 +23,7 @@ from fastdeploy.ops.backends.gpu.checks import require_dtype, require_rows
 from fastdeploy.ops.backends.gpu.library import Address, DeviceCounts, active, launch
 from fastdeploy.ops.batch_index import virtual_padding
 from fastdeploy.ops.drafting import DraftLoop
+from fastdeploy.ops.input_checks import check_counts
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.sampling import SamplingBatch, sample
 
@@ -34,7 +35,6 @@ def fill_stage(loop: DraftLoop, stage: int, num_seqs: int) -> None:
     """Compute one stage for the rows of the first sequences."""
     if not 0 <= stage < len(loop.stages):
         raise _refusal("stage", "the index of a stage", stage)
-    _check_num_seqs(loop, num_seqs)
     num_rows = int(_checked_rows(loop, num_seqs, 0).sum())
     if num_rows:
         _passes_of(loop).fill(stage, num_rows, num_seqs)
@@ -44,7 +44,8 @@ def draft(loop: DraftLoop, num_seqs: int) -> None:
     """Launch every draft pass."""
     if not 0 <= loop.vocab_index < len(loop.vocab_sizes):
         raise _refusal("vocab_index", "an index into vocab_sizes", loop.vocab_index)
-    _check_num_seqs(loop, num_seqs)
+    if not 0 <= num_seqs <= len(loop.num_drafts.array):
+        raise _refusal("num_seqs", "at most the sequences of the buffers", num_seqs)
     passes, last = _passes_of(loop), len(loop.stages) - 1
     for index, (num_rows, num_active) in enumerate(_plan(loop, num_seqs)):
         passes.draft(min(index, last), index > last, loop.vocab_index, num_rows, num_active)
@@ -190,11 +191,6 @@ def _passes_of(loop: DraftLoop) -> DraftPasses:
     return passes
 
 
-def _check_num_seqs(loop: DraftLoop, num_seqs: int) -> None:
-    if not 0 <= num_seqs <= len(loop.num_drafts.array):
-        raise _refusal("num_seqs", "at most the sequences of the buffers", num_seqs)
-
-
 def _plan(loop: DraftLoop, num_seqs: int) -> list[tuple[int, int]]:
     """Return the numbers of rows and sequences of each pass.
 
@@ -225,16 +221,9 @@ def _checked_rows(loop: DraftLoop, num_seqs: int, num_later: NDArray[np.int32] |
     Args:
         num_later: for each sequence, how many tokens later passes add.
     """
-    buffers, size = loop.batch.buffers, loop.batch.block_size
+    check_counts(loop.batch, num_seqs, _OPERATOR, num_later)
+    buffers = loop.batch.buffers
     scheduled, computed = buffers.num_scheduled.array[:num_seqs], buffers.num_computed.array[:num_seqs]
-    if (num_rows := int(scheduled.sum())) > loop.output.shape[0]:
-        raise _refusal("num_scheduled", f"at most {loop.output.shape[0]} rows", num_rows)
-    num_blocks, num_tokens = buffers.num_blocks.array[:num_seqs], computed + scheduled + num_later
-    if (has_too_few := num_blocks * size < num_tokens).any():
-        index = int(np.argmax(has_too_few))
-        raise _refusal(
-            "block_tables", f"blocks for {num_tokens[index]} tokens", f"{num_blocks[index]} for request {index}"
-        )
     if loop.states is not None and num_seqs:
         _check_states(loop, computed - 1, computed + scheduled - 2)
     return scheduled
