@@ -38,6 +38,7 @@ from fastdeploy.worker.model_runner import ModelRunner
 from tests.engine.hand_over import Pair
 from tests.exactness.engines import Texts
 from tests.exactness.requests import run_all, run_alone
+from tests.ops.gpu.emulated import read_counters
 
 NUM_TOKENS = 24
 PREFIX = [20, 21, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 11, 12, 13, 14, 15]  # more than a block, and a cycle
@@ -72,6 +73,7 @@ class Answer:
 
     Attributes:
         num_replays: launches of graphs.
+        num_launches: of the last step, kernels that were executed.
         num_paddle_calls: what Paddle asked of the device during steps that captured nothing.
     """
 
@@ -82,6 +84,7 @@ class Answer:
     num_accepted_tokens: int = 0
     num_prefix_hits: int = 0
     num_replays: int = 0
+    num_launches: int = 0
     num_paddle_calls: int = 0
 
 
@@ -176,7 +179,9 @@ def counted(answer: Answer) -> Iterator[None]:
 
     def counting_step(self: ModelRunner, *arguments: Any) -> Any:
         before, num_captured = active().paddle_counters(), num_captures
+        active().call_void("fd_emulation_reset_counters")
         results = run_step(self, *arguments)
+        answer.num_launches = read_counters(active())["launches"]
         if num_captures == num_captured:
             answer.num_paddle_calls += sum(active().paddle_counters().since(before))
         return results

@@ -18,7 +18,7 @@ from threading import Timer
 import pytest
 
 from tests.engine.gpu.cells import Answer, Cell
-from tests.engine.gpu.small_model import write_model
+from tests.engine.gpu.small_model import NUM_LAYERS, write_model
 from tests.pairwise import pairwise
 
 METHODS = ("ngram", "suffix", "mtp", "with_ngram", "draft_model")
@@ -126,6 +126,14 @@ def test_two_nodes_with_a_gpu_give_the_texts_of_one(
     answer = ask(replace(cell, is_split=True))
     assert answer.error == ""
     assert answer.texts == plain(cell)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_a_decode_step_on_a_gpu_has_at_most_six_launches_per_layer_and_twelve_more(
+    kv_cache_dtype: str, ask: Ask
+) -> None:
+    answer = ask(Cell(batch=1, kv_cache_dtype=kv_cache_dtype))
+    assert 0 < answer.num_launches <= 6 * NUM_LAYERS + 12
 
 
 def test_an_operator_that_failed_the_check_of_a_gpu_runs_its_reference_and_the_model_answers(ask: Ask) -> None:

@@ -62,6 +62,11 @@ def count(call: Callable[[], object]) -> dict[str, int]:
         call()
     finally:
         library.call_void("fd_emulation_count_accesses", 0)
+    return read_counters(library)
+
+
+def read_counters(library: DeviceLibrary) -> dict[str, int]:
+    """Return what the emulator has counted since its counters were reset."""
     values = (ctypes.c_int64 * len(COUNTERS))()
     library.call_void("fd_emulation_counters", values, len(values))
     return dict(zip(COUNTERS, values))

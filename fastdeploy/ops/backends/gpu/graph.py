@@ -20,7 +20,8 @@ DEFAULT_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, MAX_C
 class BucketedGraphs:
     """The launches of a function, captured at first use for each bucket; more rows than the last one are not captured.
 
-    A graph covers the rows of its bucket; its kernels read how many there are from `counts`, which every replay writes.
+    A graph covers the rows of its bucket; its kernels read how many there are from the device. A replay writes this
+    there, if it is not what the replay before has written.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class BucketedGraphs:
         self._graphs: dict[int, Address] = {}
         self._counts: Tensor = paddle.zeros([2], "int32")
         address = self._counts.data_ptr()
+        self._written_counts: tuple[int, int] | None = None
         self._device_counts = DeviceCounts(Address(address), Address(address + 4))
 
     def replay(self, num_rows: int, num_seqs: int) -> None:
@@ -59,16 +61,19 @@ class BucketedGraphs:
             if not self._graphs:
                 self._run_without_rows()
             graph = self._graphs[bucket] = self._capture(bucket)
-        library = self._library
-        library.launch("fd_write_counts", self._counts, num_rows, num_seqs)
-        library.call("fd_device_graph_launch", graph, library.stream)
+        self._write_counts(num_rows, num_seqs)
+        self._library.call("fd_device_graph_launch", graph, self._library.stream)
+
+    def _write_counts(self, num_rows: int, num_seqs: int) -> None:
+        if self._written_counts != (num_rows, num_seqs):
+            self._library.launch("fd_write_counts", self._counts, num_rows, num_seqs)
+            self._written_counts = num_rows, num_seqs
 
     def _run_without_rows(self) -> None:
         """Let operators allocate what they keep, for all buckets; nothing can be allocated during a capture."""
-        library = self._library
-        library.launch("fd_write_counts", self._counts, 0, 0)
+        self._write_counts(0, 0)
         self._launch_counted(self._buckets[-1])
-        library.call("fd_device_sync")
+        self._library.call("fd_device_sync")
 
     def _launch_counted(self, num_rows: int) -> None:
         with self._library.counted_by(self._device_counts):
