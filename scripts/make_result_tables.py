@@ -101,8 +101,18 @@ def splitwise_table(rows: Sequence[Row]) -> str:
     return _table(["part", "quantity", "of", "measured"], lines)
 
 
+def gpu_host_table(rows: Sequence[Row]) -> str:
+    """Return one line per number of requests, with the microseconds of the host for each method."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    host_us = {(row["requests"], row["method"]): f"{row['host_us']:.0f}" for row in rows}
+    counts = sorted({row["requests"] for row in rows})
+    header = ["requests", *(f"host between two steps, {method}, us" for method in methods)]
+    return _table(header, ([count, *(host_us[count, method] for method in methods)] for count in counts))
+
+
 TABLES = {
     "decode": decode_table,
+    "gpu_host": gpu_host_table,
     "isolation": isolation_table,
     "speculation": speculation_table,
     "peers": peers_table,
