@@ -181,6 +181,8 @@ def _read_model_files(config: EngineConfig) -> EngineSpec:
         backend = select_backend(config.device, config.gpu.captured_rows, failing_operators(config.device))
     except OperatorLibraryError as error:
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
+    if (num_seqs := config.scheduler.max_num_seqs) > backend.max_num_seqs:
+        raise ConfigError("max_num_seqs", f"expected at most {backend.max_num_seqs} on this device, got {num_seqs}")
     path = resolve_model_path(config.model, config.revision)
     model_config = ModelConfig.from_pretrained(
         path,

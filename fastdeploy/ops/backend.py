@@ -85,6 +85,7 @@ class Backend(ABC):
         needs_check: whether operators are checked on the device before the first engine uses them.
         is_emulated: whether the device is executed by the CPU, so that times say nothing.
         shares_memory: whether operators use the host's memory, so that nothing is uploaded and downloaded.
+        max_num_seqs: most requests in a step.
         kv_layout: names how keys and values lie in a block; blocks move between engines of equal names.
     """
 
@@ -93,6 +94,7 @@ class Backend(ABC):
     needs_check: bool = False
     is_emulated: bool = False
     shares_memory: bool = True
+    max_num_seqs: int = 1 << 16
     kv_layout: str = ""
 
     @abstractmethod

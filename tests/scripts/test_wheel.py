@@ -64,6 +64,11 @@ def test_the_package_comes_from_the_wheel(environment: Path, tmp_path: Path) -> 
     assert file.is_relative_to(environment.parent / "lib")
 
 
+def test_the_wheel_has_the_digests_that_a_device_is_checked_with(environment: Path, tmp_path: Path) -> None:
+    code = "from fastdeploy.ops.device_check.golden import FILE; print(FILE.exists())"
+    assert run(tmp_path, environment / "python", "-c", code).stdout == "True\n"
+
+
 def test_flags_of_other_servers_are_read_from_the_wheel(environment: Path, tmp_path: Path) -> None:
     done = run(tmp_path, environment / "fastdeploy", "serve", "demo", "--pipeline-parallel-size", "2")
     assert done.returncode == 2

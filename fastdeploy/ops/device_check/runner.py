@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,11 +114,11 @@ def _check_examples(name: str, plan: Plan, lookup: Lookup) -> Iterator[Finding]:
             yield Finding(name, check, number, errors.get(check, ""))
 
 
-class _no_messages:
-    """Silences the registry while backends are selected for a check; the warnings are those of a start."""
-
-    def __enter__(self) -> None:
-        registry.logger.disabled = True
-
-    def __exit__(self, *_: object) -> None:
+@contextmanager
+def _no_messages() -> Iterator[None]:
+    """Silence the registry while a backend is selected for a check; its warnings belong to a start."""
+    registry.logger.disabled = True
+    try:
+        yield
+    finally:
         registry.logger.disabled = False

@@ -86,6 +86,7 @@ def test_the_backend_uses_the_gpu_of_its_options() -> None:
         ({"head_dim": 96}, "head_dim: expected 64, 128, 256 on a GPU, got 96"),
         ({"hidden_size": 260}, "hidden_size: expected a multiple of 8 on a GPU, got 260"),
         ({"intermediate_size": 764}, "intermediate_size: expected a multiple of 8 on a GPU, got 764"),
+        ({"vocab_size": 262145}, "vocab_size: expected at most 262144 on a GPU, got 262145"),
     ],
 )
 def test_a_model_that_the_kernels_do_not_take_is_refused_before_it_is_loaded(

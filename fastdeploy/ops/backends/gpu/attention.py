@@ -20,6 +20,7 @@ from fastdeploy.ops.backends.gpu.library import DeviceLibrary, active, launch
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 HEAD_DIMS = (64, 128, 256)
+MAX_SEQS = 2048  # kMaxSeqs of custom_ops/gpu_ops/attention_plan.cu
 SMALL_TILE, LARGE_TILE = 32, 64  # query rows of a KV head that a block holds
 _LARGE_FROM = 128  # query rows of a KV head and sequence, on average, from which large tiles are used
 _MAX_LARGE_HEAD_DIM = 128

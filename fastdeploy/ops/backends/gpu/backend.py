@@ -39,7 +39,6 @@ from fastdeploy.ops.backends.gpu.memory import Mirror, mirrors
 from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
 from fastdeploy.ops.registry import is_exact
 
-HEAD_DIMS = (64, 128, 256)
 ROW_MULTIPLE = 8  # elements of bfloat16 in the 16 bytes that a kernel reads at once
 _FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, logprobs, norm, sampling, verify)
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -59,6 +58,7 @@ class GpuBackend(Backend):
     needs_check = True
     shares_memory = False
     kv_layout = "gpu"
+    max_num_seqs = attention.MAX_SEQS
     peak_bytes, peak_steps = 1 << 30, 1 << 14
 
     def __init__(self) -> None:
@@ -75,15 +75,19 @@ class GpuBackend(Backend):
         self._options = options
 
     def check_model(self, config: ModelConfig) -> None:
-        """Check what the kernels need: bfloat16, head sizes of HEAD_DIMS, and rows of whole 16 bytes."""
+        """Check what the kernels need: bfloat16, certain head sizes, rows of whole 16 bytes, and few enough tokens."""
         if config.dtype != "bfloat16":
             raise ConfigError("dtype", f"{config.dtype} is not available on a GPU; take bfloat16")
-        if config.head_dim not in HEAD_DIMS:
-            raise ConfigError("head_dim", f"expected {', '.join(map(str, HEAD_DIMS))} on a GPU, got {config.head_dim}")
+        if config.head_dim not in attention.HEAD_DIMS:
+            expected = ", ".join(map(str, attention.HEAD_DIMS))
+            raise ConfigError("head_dim", f"expected {expected} on a GPU, got {config.head_dim}")
         for name in ("hidden_size", "intermediate_size"):
             if getattr(config, name) % ROW_MULTIPLE:
                 got = getattr(config, name)
                 raise ConfigError(name, f"expected a multiple of {ROW_MULTIPLE} on a GPU, got {got}")
+        if config.vocab_size > sampling.MAX_VOCAB_SIZE:
+            limit = sampling.MAX_VOCAB_SIZE
+            raise ConfigError("vocab_size", f"expected at most {limit} on a GPU, got {config.vocab_size}")
 
     def load(self) -> None:
         """Load the library; operators can then be called. If the device is emulated, they also take host memory."""
@@ -214,7 +218,7 @@ class GpuBackend(Backend):
         return total
 
     def clock(self) -> float:
-        """Return the time of day: a step ends when the device has finished it."""
+        """Return the time that passes while the thread waits too: a step ends when the device has finished it."""
         return time.perf_counter()
 
     def device_name(self) -> str:

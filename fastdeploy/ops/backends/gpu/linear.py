@@ -29,7 +29,7 @@ _STAGE = 64  # inputs that the kernel fetches at once, kStageK of custom_ops/gpu
 _TILE = 16  # rows of a tile
 _MAX_FUSED_ROWS = 32  # with more rows, the norm is a launch of its own
 
-_normed: dict[int, Tensor] = {}  # by size: rows after the norm, for layers whose kernel does not apply it
+_normed: dict[int, list[Tensor]] = {}  # by size: rows after the norm; the last one is in use, graphs may use others
 
 
 def pack_linear(
@@ -109,10 +109,10 @@ def _check(
 def _find_normed(x: Tensor) -> Tensor:
     """Return memory for as many rows as x has room for. A step at full size comes before any graph is captured."""
     capacity, size = x.shape
-    normed = _normed.get(size)
-    if normed is None or normed.shape[0] < capacity:
-        normed = _normed[size] = paddle.empty([capacity, size], "bfloat16")
-    return normed
+    normed = _normed.setdefault(size, [])
+    if not normed or normed[-1].shape[0] < capacity:
+        normed.append(paddle.empty([capacity, size], "bfloat16"))
+    return normed[-1]
 
 
 def _pack(pieces: Sequence[WeightPiece], n: int, k: int, is_gated: bool) -> NDArray[np.uint16]:

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import paddle
 
-from fastdeploy.ops.backends.gpu.library import DeviceLibrary
+from fastdeploy.ops.backends.gpu.library import Argument, DeviceLibrary
 
 _OPS_PER_STEP = 8 * 8 * 2 * 16 * 8 * 16  # of a block of fd_multiply_registers: warps, products, additions and sizes
 _THREADS = 256  # of a block
@@ -20,8 +19,7 @@ def copied_bytes_per_second(library: DeviceLibrary, num_bytes: int) -> float:
     source, target = paddle.zeros([num_bytes], "uint8"), paddle.zeros([num_bytes], "uint8")
     num_blocks = library.properties().num_multiprocessors * 8
     library.call("fd_device_sync")
-    run = lambda: library.launch("fd_copy_chunks", source, target, num_bytes // 16, num_blocks)  # noqa: E731
-    return 2 * num_bytes / _best_time(library, run)
+    return 2 * num_bytes / _best_time(library, "fd_copy_chunks", source, target, num_bytes // 16, num_blocks)
 
 
 def products_per_second(library: DeviceLibrary, num_steps: int) -> float:
@@ -29,16 +27,16 @@ def products_per_second(library: DeviceLibrary, num_steps: int) -> float:
     num_blocks = library.properties().num_multiprocessors * 4
     sums = paddle.zeros([num_blocks * _THREADS], "float32")
     library.call("fd_device_sync")
-    run = lambda: library.launch("fd_multiply_registers", sums, num_blocks, num_steps)  # noqa: E731
-    return num_blocks * num_steps * _OPS_PER_STEP / _best_time(library, run)
+    seconds = _best_time(library, "fd_multiply_registers", sums, num_blocks, num_steps)
+    return num_blocks * num_steps * _OPS_PER_STEP / seconds
 
 
-def _best_time(library: DeviceLibrary, run: Callable[[], None]) -> float:
-    """Return the seconds of the fastest of some runs, the first of which does not count."""
+def _best_time(library: DeviceLibrary, name: str, *arguments: Argument) -> float:
+    """Return the seconds of the fastest of some calls of an operator, the first of which does not count."""
     seconds = []
     for _ in range(1 + _NUM_RUNS):
         begin = time.perf_counter()
-        run()
+        library.launch(name, *arguments)
         library.call("fd_device_stream_sync", library.stream)
         seconds.append(time.perf_counter() - begin)
     return min(seconds[1:])

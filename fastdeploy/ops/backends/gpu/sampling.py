@@ -14,6 +14,7 @@ from fastdeploy.ops.backends.gpu.checks import require_dtype, require_length, re
 from fastdeploy.ops.backends.gpu.library import active, launch
 from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
 
+MAX_VOCAB_SIZE = 1 << 18  # kMaxVocabSize of custom_ops/gpu_ops/sample_filters.h
 _SAMPLE = "sample"
 _workspaces: dict[str, list[Tensor]] = {}  # by Paddle's device; the last one is in use, graphs may use the others
 
