@@ -102,7 +102,10 @@ class Node:
         self.name = self.health().get("node", "")
 
     def pids(self, kind: str) -> list[int]:
-        """Return the live processes of one kind: `engine`, `agent`, `api` (what clients are connected to) or `all`."""
+        """Return the live processes of one kind: `engine`, `agent`, `api` (what clients are connected to) or `all`.
+
+        Those of `api` with most connections are first, because any of them may have accepted all of them.
+        """
         pids = processes.tree(self.server.process.pid)
         self.known |= {processes.identity(pid) for pid in pids if processes.is_alive(pid)}
         kinds = {pid: processes.kind(pid) for pid in pids if processes.is_alive(pid)}
@@ -110,6 +113,7 @@ class Node:
             return list(kinds)
         if kind == "api":
             workers = [pid for pid in kinds if kinds[pid] == "worker"]
+            workers.sort(key=processes.num_sockets, reverse=True)
             return workers or [pid for pid in kinds if pid == self.server.process.pid]
         return [pid for pid in kinds if kinds[pid] == kind]
 

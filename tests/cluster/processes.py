@@ -76,6 +76,14 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def num_sockets(pid: int) -> int:
+    """Return how many sockets a process has open; 0 if it is gone."""
+    try:
+        return sum(os.readlink(link).startswith("socket:") for link in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return 0
+
+
 def memory_files(pid: int) -> set[str]:
     """Return the shared memory files that a process has open or mapped, each with its inode."""
     found = set()
