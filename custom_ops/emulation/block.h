@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 #include <random>
 #include <unordered_map>
@@ -76,6 +77,12 @@ class AccessGroups {
   std::unordered_map<Key, uint32_t, Hash> turns_;
 };
 
+// The largest block that a kernel was launched with.
+struct LargestBlock {
+  unsigned threads = 0;
+  size_t shared_bytes = 0;
+};
+
 // Runs the blocks of one launch after the other. There is one machine per host thread.
 class Machine {
  public:
@@ -109,6 +116,7 @@ class Machine {
   uint64_t seed = 0;
   std::string fault;
   Counters counters;
+  std::map<const void*, LargestBlock> largest_blocks;  // of each kernel
 
  private:
   std::string find_broken_limit(const Launch& launch) const;
@@ -155,7 +163,9 @@ bool is_constant(uintptr_t address);
 
 // Returns "file:line" of a code address, by addr2line.
 std::string source_of(const void* code);
-// Returns the name of the function at an address, by addr2line.
+// Returns the function at an address with its namespaces and parameters, by addr2line.
+std::string signature_of(const void* code);
+// Returns only its name, with template arguments.
 std::string function_of(const void* code);
 
 }  // namespace fd::gpu::emulation

@@ -96,8 +96,10 @@ std::string source_of(const void* code) {
   return line.substr(0, line.find(' '));
 }
 
+std::string signature_of(const void* code) { return ask_addr2line(code, 0, "-fC"); }
+
 std::string function_of(const void* code) {
-  std::string name = ask_addr2line(code, 0, "-fC");
+  std::string name = signature_of(code);
   for (const std::string& part : {std::string("void "), std::string("(anonymous namespace)::")})
     if (const size_t at = name.find(part); at != std::string::npos) name.erase(at, part.size());
   return name.substr(0, name.find('('));

@@ -71,6 +71,9 @@ int Machine::run(const Launch& launch) {
   std::iota(blocks.begin(), blocks.end(), 0);
   std::shuffle(blocks.begin(), blocks.end(), random_);
   ++counters.launches;
+  LargestBlock& largest = largest_blocks[launch.kernel];
+  largest.threads = std::max(largest.threads, launch.block_size);
+  largest.shared_bytes = std::max(largest.shared_bytes, launch.shared_bytes);
   fault.clear();
   for (const uint64_t index : blocks) {
     begin_block(index);
@@ -292,3 +295,13 @@ FD_EXPORT void fd_emulation_counters(int64_t* into, int64_t count) {
 }
 FD_EXPORT void fd_emulation_count_accesses(int enabled) { fd::gpu::emulation::count_accesses(enabled != 0); }
 FD_EXPORT void fd_emulation_reset_counters() { fd::gpu::emulation::counters() = {}; }
+// Returns a line per kernel that this host thread has launched: the largest numbers of threads and of bytes of shared
+// memory that a block had, and the kernel's signature.
+FD_EXPORT const char* fd_emulation_launches() {
+  static thread_local std::string text;
+  text.clear();
+  for (const auto& [kernel, block] : fd::gpu::emulation::machine().largest_blocks)
+    text += std::to_string(block.threads) + " " + std::to_string(block.shared_bytes) + " " +
+            fd::gpu::emulation::signature_of(kernel) + "\n";
+  return text.c_str();
+}
