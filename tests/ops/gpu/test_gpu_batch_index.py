@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
 
 from fastdeploy.ops import registry
+from fastdeploy.ops.backends.gpu.library import active
 from fastdeploy.ops.batch_index import StepBuffers
 from tests.ops.gpu.emulated import SEEDS, count, counts_on_device, emulate
 
@@ -97,3 +99,10 @@ def test_gpu_index_operators_refuse_more_than_there_is_room_for() -> None:
         find("virtual_padding")(buffers, 5, 16)
     with pytest.raises(ValueError, match="num_rows: expected at most the rows that follow, got 6"):
         find("shift_logits_rows")(buffers, 11, 6)
+
+
+def test_counts_of_a_graph_are_written_on_the_device() -> None:
+    emulate()
+    counts = paddle.full([3], UNUSED, "int32")
+    active().launch("fd_write_counts", counts, 3, 2)
+    assert counts.numpy().tolist() == [3, 2, UNUSED]

@@ -116,15 +116,19 @@ def test_gpu_linear_gives_a_row_the_same_bits_for_every_number_of_rows(is_gated:
         assert_same_bits(bits(layer.run(w, range(rows))), want[:rows], f"{rows} rows")
 
 
-def test_gpu_linear_of_many_outputs_has_the_bits_of_the_other_kernels() -> None:
-    layer = Layer(40, 8200, 72, out_dtype="float32")
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_gpu_linear_of_many_outputs_has_the_bits_of_the_other_kernels(is_gated: bool, out_dtype: str) -> None:
+    layer = Layer(40, 4104 if is_gated else 8200, 72, is_gated=is_gated, out_dtype=out_dtype)
     w = layer.pack()
     want = bits(layer.run(w))
     assert_close(layer.run(w), layer.exact())
     for rows in (1, 9, 17):
         assert_same_bits(bits(layer.run(w, range(rows))), want[:rows], f"{rows} rows")
+    if is_gated:  # the gate's outputs are not the first ones of the weight
+        return
     few = PackedLinear(w.data[:64].contiguous(), None, w.in_features, 64, "bfloat16")
-    narrow = Layer(40, 64, 72, out_dtype="float32")
+    narrow = Layer(40, 64, 72, out_dtype=out_dtype)
     narrow.x[:] = layer.x
     for rows in (1, 9, 17):
         assert_same_bits(bits(narrow.run(few, range(rows))), want[:rows, :64], f"{rows} rows of few outputs")
@@ -140,8 +144,9 @@ def test_gpu_linear_takes_pieces_in_rounds_if_there_are_more_than_warps() -> Non
 
 
 @pytest.mark.parametrize(("is_gated", "n"), [(False, 4090), (True, 2045)])
-def test_gpu_linear_of_504_rows(is_gated: bool, n: int) -> None:
-    layer = Layer(504, n, 72, has_bias=True, has_residual=True, is_gated=is_gated)
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_gpu_linear_of_504_rows(is_gated: bool, n: int, out_dtype: str) -> None:
+    layer = Layer(504, n, 72, has_bias=True, has_residual=True, is_gated=is_gated, out_dtype=out_dtype)
     w = layer.pack()
     out = layer.run(w)
     assert_close(out, layer.exact())
