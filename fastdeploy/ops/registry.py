@@ -6,7 +6,7 @@ the registry: an operator that is registered is tested.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -54,6 +54,8 @@ class OpEntry:
         reference: implementation in Paddle operators or NumPy, which runs on any device.
         tolerance: dtype name -> t, where |native - reference| <= t * (1 + |reference|) must hold; 0 for other dtypes.
         examples: inputs on which tests compare kernel and reference.
+        has_fallback: whether the reference may take the place of a missing kernel. If not, a model that needs the
+            operator is refused, see `missing_kernels`.
         run: the implementation in use; it takes the arguments of `reference`.
     """
 
@@ -61,6 +63,7 @@ class OpEntry:
     reference: Callable[..., Any]
     tolerance: dict[str, float] = field(default_factory=dict)
     examples: Sequence[Example] = ()
+    has_fallback: bool = True
     run: Callable[..., Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +165,7 @@ def selected_backend() -> Backend:
 
 def _select(entry: OpEntry, backend: Backend, failing: Collection[str] = ()) -> None:
     kernel = None if entry.name in failing else backend.kernels.get(entry.name)
-    if kernel is None:
+    if kernel is None and entry.has_fallback:
         why = "does not use its" if entry.name in failing else "has no"
         logger.warning(
             "operator %s %s %s kernel and runs its Paddle reference: exact: false", entry.name, why, backend.device
@@ -174,6 +177,12 @@ def _select(entry: OpEntry, backend: Backend, failing: Collection[str] = ()) -> 
 def reference_names() -> list[str]:
     """Return the operators that run their reference, because the selected backend has no kernel for them."""
     return sorted(_reference_names)
+
+
+def missing_kernels(names: Iterable[str]) -> list[str]:
+    """Return those of these operators for which the selected backend has no kernel."""
+    kernels = selected_backend().kernels
+    return [name for name in names if name not in kernels]
 
 
 def is_exact() -> bool:

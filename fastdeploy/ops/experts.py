@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of experts: a router chooses a few experts for each row, and the row's output is their weighted sum.
+
+A sparse layer runs three operators. `route` normalises the rows, chooses their experts and lists the rows of each
+expert; `experts_up` computes silu(gate) * up of every chosen expert; `experts_down` multiplies by the second matrix and
+adds the weighted outputs of a row in ascending order of the experts. Shapes do not depend on the choice, so that the
+operators can be captured; the work does.
+
+The result of a row does not depend on the other rows of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import paddle
+
+from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, WeightPiece
+from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.reference import experts as reference
+from fastdeploy.ops.registry import OpEntry, register
+
+SCORINGS = ("softmax", "sigmoid")  # the order of Scoring in custom_ops/cpu_ops/experts.h
+GROUP_SCORES = ("largest", "two_largest")
+NORMALISATIONS = ("none", "clamp", "add")
+MAX_EXPERTS = 1024
+MAX_EXPERTS_PER_ROW = 32
+
+
+@dataclass(frozen=True)
+class RouterRule:
+    """How a router turns logits into experts and weights.
+
+    Scores are softmax or sigmoid of the logits, in fp32. The correction bias is added to the scores for the choice
+    only. With several groups of neighbouring experts, only the experts of the best groups can be chosen. Of equal
+    scores the lower id is chosen, for experts and for groups. The weights of the chosen experts are their scores,
+    normalised and scaled.
+
+    Attributes:
+        num_chosen: experts per row.
+        scoring: one of SCORINGS.
+        num_groups, num_kept_groups: groups of experts, and how many of them remain.
+        group_score: the score of a group: its largest score, or the sum of its two largest ones.
+        normalisation: "none"; "clamp": weights / max(their sum, epsilon); "add": weights / (their sum + epsilon).
+        epsilon: of the normalisation.
+        scale: factor of the weights after normalisation.
+    """
+
+    num_chosen: int
+    scoring: Literal["softmax", "sigmoid"]
+    num_groups: int = 1
+    num_kept_groups: int = 1
+    group_score: Literal["largest", "two_largest"] = "largest"
+    normalisation: Literal["none", "clamp", "add"] = "none"
+    epsilon: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Router:
+    """Weights of a router.
+
+    Attributes:
+        gate: from `pack_gate`; only the backend that packed it knows its layout.
+        num_experts: E.
+        correction_bias: [E] float32, or None.
+        rule: how experts are chosen.
+        norm: RMSNorm of the rows before the router and the experts.
+        load: [2] int32, receives of each step how many experts have rows, and the most rows of one expert.
+    """
+
+    gate: paddle.Tensor
+    num_experts: int
+    correction_bias: paddle.Tensor | None
+    rule: RouterRule
+    norm: NormParams
+    load: paddle.Tensor
+
+
+@dataclass(frozen=True)
+class RoutedRows:
+    """The rows of a step, normalised and assigned to experts; all layers share these buffers.
+
+    An entry is a pair of a row and one of its experts, numbered row * num_chosen + place; a row's experts are in
+    ascending order.
+
+    Attributes:
+        normed: [max_rows, hidden_size], in the model's dtype: the normalised rows.
+        ids: [max_rows, num_chosen] int32, the experts of each row in ascending order.
+        weights: [max_rows, num_chosen] float32.
+        starts: [num_experts + 1] int32: the entries of expert e are entries[starts[e] : starts[e + 1]].
+        entries: [max_rows * num_chosen] int32, by expert, then by row.
+    """
+
+    normed: paddle.Tensor
+    ids: paddle.Tensor
+    weights: paddle.Tensor
+    starts: paddle.Tensor
+    entries: paddle.Tensor
+
+    @classmethod
+    def allocate(cls, max_rows: int, hidden_size: int, num_experts: int, num_chosen: int, dtype: str) -> RoutedRows:
+        """Return buffers for up to max_rows rows."""
+        return cls(
+            normed=paddle.zeros([max_rows, hidden_size], dtype),
+            ids=paddle.zeros([max_rows, num_chosen], "int32"),
+            weights=paddle.zeros([max_rows, num_chosen], "float32"),
+            starts=paddle.zeros([num_experts + 1], "int32"),
+            entries=paddle.zeros([max_rows * num_chosen], "int32"),
+        )
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """The weights of one projection of all experts of a layer, in one allocation with a fixed stride.
+
+    Attributes:
+        data: the packed weights, expert after expert; only the backend that packed them knows their layout.
+        num_experts, in_features, out_features: E, K and N.
+        dtype, quantization, is_gated: as in PackedLinear.
+    """
+
+    data: paddle.Tensor
+    num_experts: int
+    in_features: int
+    out_features: int
+    dtype: str
+    quantization: str = NO_QUANTIZATION
+    is_gated: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights of all experts."""
+        return int(self.data.size) * int(self.data.element_size())
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """The expert of every row, with the weights and the format of a gated feed-forward block.
+
+    Attributes:
+        gate_up: gated, hidden_size -> width.
+        down: width -> hidden_size.
+        activated: scratch buffer [max_rows, width].
+        summed: None if the format is that of the experts, whose launches then include the shared expert. Otherwise a
+            scratch buffer [max_rows, hidden_size] float32, into which the caller writes the expert's output before
+            `experts_down`.
+    """
+
+    gate_up: PackedLinear
+    down: PackedLinear
+    activated: paddle.Tensor
+    summed: paddle.Tensor | None = None
+
+
+def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
+    """Pack the weight of a router.
+
+    Args:
+        weight: [num_experts, hidden_size] float32 or bfloat16, which is kept and widened when it is read.
+    """
+    packed: paddle.Tensor = _PACK_GATE.run(weight)
+    return packed
+
+
+def pack_experts(
+    weights: Sequence[Sequence[WeightPiece]], quantization: str = NO_QUANTIZATION, is_gated: bool = False
+) -> PackedExperts:
+    """Pack the weights of one projection of all experts.
+
+    Args:
+        weights: for each expert the pieces of its weight, as `pack_linear` takes them. They are read in this order, one
+            expert after the other, and need not be kept.
+        quantization, is_gated: as `pack_linear` takes them.
+
+    Raises:
+        ValueError: as `pack_linear`, or experts of different sizes.
+    """
+    packed: PackedExperts = _PACK_EXPERTS.run(weights, quantization, is_gated)
+    return packed
+
+
+def route(hidden: paddle.Tensor, router: Router, routed: RoutedRows, num_rows: int) -> None:
+    """Normalise rows, choose their experts and list the rows of each expert.
+
+    The normalised row is rounded to the dtype of `hidden`, then widened; logits are fp32 sums over the inputs in order.
+
+    Args:
+        hidden: [capacity, hidden_size] bfloat16 or float32.
+        router: the weights.
+        routed: receives everything.
+        num_rows: rows to read.
+
+    Raises:
+        ValueError: invalid shape or dtype.
+    """
+    _ROUTE.run(hidden, router, routed, num_rows)
+
+
+def experts_up(
+    routed: RoutedRows, gate_up: PackedExperts, activated: paddle.Tensor, num_rows: int, shared: SharedExpert | None
+) -> None:
+    """Compute silu(gate) * up of every chosen expert for its rows, rounded once.
+
+    Args:
+        routed: from `route`.
+        gate_up: gated, hidden_size -> expert width.
+        activated: [max_rows * num_chosen, expert width]; receives a row for each entry, in the order of
+            `routed.entries`.
+        num_rows: as given to `route`.
+        shared: an expert of the same format whose `activated` is computed too, or None.
+    """
+    _EXPERTS_UP.run(routed, gate_up, activated, num_rows, shared)
+
+
+def experts_down(
+    routed: RoutedRows,
+    activated: paddle.Tensor,
+    down: PackedExperts,
+    hidden: paddle.Tensor,
+    num_rows: int,
+    shared: SharedExpert | None,
+) -> None:
+    """Add the weighted outputs of a row's experts and the shared expert's output to `hidden`.
+
+    The weighted outputs are added in fp32 in ascending order of the experts, then the shared expert's output, then the
+    row of `hidden`; the sum is rounded once.
+
+    Args:
+        routed, activated: from `experts_up`.
+        down: expert width -> hidden_size.
+        hidden: [capacity, hidden_size], the residual; receives the sum.
+        num_rows: as given to `route`.
+        shared: as given to `experts_up`, or an expert of another format whose output is in `shared.summed`, or None.
+    """
+    _EXPERTS_DOWN.run(routed, activated, down, hidden, num_rows, shared)
+
+
+_PACK_GATE = register(OpEntry("pack_gate", reference.pack_gate, has_fallback=False))
+_PACK_EXPERTS = register(OpEntry("pack_experts", reference.pack_experts, has_fallback=False))
+_ROUTE = register(OpEntry("route", reference.route, has_fallback=False))
+_EXPERTS_UP = register(OpEntry("experts_up", reference.experts_up, has_fallback=False))
+_EXPERTS_DOWN = register(OpEntry("experts_down", reference.experts_down, has_fallback=False))
