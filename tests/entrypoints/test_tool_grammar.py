@@ -175,6 +175,9 @@ def test_arguments_without_a_schema_are_free_and_alternatives_of_a_text_are_not(
     assert not accepts({"type": "object", "additionalProperties": False})
     assert accepts({"properties": {"unit": {"type": "string", "enum": ["C", "F"]}}})
     assert not accepts({"properties": {"unit": {"type": "string", "enum": ["C", "K"]}}})
+    if format_name != "pythonic":
+        assert accepts({"properties": {"unit": {"$ref": "#/$defs/unit"}}, "$defs": {"unit": {"enum": ["C", "F"]}}})
+        assert not accepts({"properties": {"unit": {"const": "C"}}})
 
 
 def test_parameter_that_python_cannot_name_is_refused() -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fastdeploy.core.errors import InvalidRequestError
@@ -242,10 +242,49 @@ def test_array_and_named_function_are_parsed_as_calls() -> None:
         ("{'a': True}", {"type": "object"}, {"a": True}),
         ("True", {"type": "boolean"}, True),
         ("True", {}, "True"),
+        ("3", {"enum": ["3", "4"]}, "3"),
+        ("3", {"enum": [3, "auto"]}, 3),
+        ("3", {"const": "3"}, "3"),
+        ("3", {"$ref": "#/$defs/text"}, "3"),
+        ("null", {"anyOf": [{"$ref": "#/$defs/text"}, {"type": "null"}]}, None),
+        ("3", {"allOf": [{"$ref": "#/definitions/number"}]}, 3),
+        ("3", {"$ref": "#/$defs/self"}, "3"),
+        ("3", {"$ref": "#/$defs/missing"}, 3),
+        ("3", {"$ref": "#/elsewhere"}, 3),
     ],
 )
 def test_tagged_values_have_the_type_of_the_parameter(text: str, schema: dict[str, object], value: object) -> None:
-    assert convert(text, schema) == value
+    root: dict[str, object] = {
+        "$defs": {
+            "text": {"enum": ["3", "null"]},
+            "self": {"anyOf": [{"$ref": "#/$defs/self"}, {"type": "string"}, {"$ref": "#/$defs/self"}]},
+        },
+        "definitions": {"number": {"type": "integer"}},
+    }
+    assert convert(text, schema, root) == value
+
+
+GLM = "<tool_call>save\n<arg_key>text</arg_key>\n<arg_value>{text}</arg_value>\n<arg_key>data</arg_key>\n"
+GLM += "<arg_value>{data}</arg_value>\n</tool_call>"
+GLM_SCHEMAS = {"save": {"properties": {"text": {"$ref": "#/$defs/t"}, "data": {}}, "$defs": {"t": {"type": "string"}}}}
+
+
+@given(
+    text=st.text().filter(lambda text: "</arg_value>" not in text and "<arg_key>" not in text),
+    data=st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x), max_leaves=5),
+    size=st.integers(1, 9),
+)
+def test_calls_of_glm_keep_texts_as_they_are_and_read_other_values_as_json(text: str, data: object, size: int) -> None:
+    dumped = json.dumps(data)  # no tag is within it, unless a text has one
+    assume("<arg_key>" not in dumped and "</arg_value>" not in dumped)
+    call = GLM.format(text=text, data=dumped) * 2
+    parser, message = MessageParser(None, FORMATS["glm45"].make_parser(GLM_SCHEMAS)), Message()
+    for begin in range(0, len(call), size):
+        message.add(parser.push(call[begin : begin + size], begin + size >= len(call)))
+    assert message.content == ""
+    assert [(call.name, json.loads(call.arguments)) for call in message.calls] == [
+        ("save", {"text": text, "data": data})
+    ] * 2
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from fastdeploy.entrypoints.openai.parsers.tagged_tool_parsers import (
     Glm45ToolParser,
     Qwen3CoderToolParser,
     TaggedToolParser,
+    resolve_reference,
     schema_types,
 )
 
@@ -87,9 +88,9 @@ class _TaggedArguments:
         for number, (key, value) in enumerate(properties.items()):
             rule = f"parameter_{index}_{number}"
             begin = literal(self.begin.replace("{name}", key))
-            if "string" not in schema_types(value):
+            if "string" not in schema_types(value, schema):
                 lines.append(f"{rule}: {begin} {json_expression(_with_definitions(value, schema))} {literal(self.end)}")
-            elif options := [option for option in value.get("enum", ()) if isinstance(option, str)]:
+            elif options := _text_options(resolve_reference(value, schema)):
                 lines.append(f"{rule}: {begin} ({' | '.join(map(quote, options))}) {literal(self.end)}")
             else:
                 lines += self._text(rule, begin, literal)
@@ -107,6 +108,12 @@ class _TaggedArguments:
         if end == quote(self.end):
             return [f"{rule}: {begin} {rule}_text", f"{rule}_text[suffix={end}]: {text}"]
         return [f"{rule}: {begin} {rule.upper()} {end}", f"{rule.upper()}: {text}"]
+
+
+def _text_options(schema: Mapping[str, Any]) -> list[str]:
+    """Return the texts to which `enum` or `const` restricts a value; none if it does not."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
 def _python_arguments(index: int, schema: Mapping[str, Any], literal: Literal) -> list[str]:

@@ -19,6 +19,7 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _KEY, _VALUE_END = "<arg_key>", "</arg_value>"
 _NAME = re.compile(r"[^\s<{]+")
+_DEFINITION = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
 
 
 class TaggedToolParser(ConvertingToolParser):
@@ -47,11 +48,11 @@ class TaggedToolParser(ConvertingToolParser):
         """Create a parser for functions, given the schema of each function's parameters."""
         super().__init__()
         self._schemas = schemas
-        self._properties: Mapping[str, Any] = {}
+        self._schema: Mapping[str, Any] = {}
         self._missing_ends = list[str]()
 
     def _begin_function(self, name: str, num_consumed: int) -> bool:
-        self._properties = self._schemas.get(name, {}).get("properties") or {}
+        self._schema = self._schemas.get(name, {})
         return self._begin_members(name, num_consumed, self._between_parameters)
 
     def _between_parameters(self) -> bool:
@@ -89,7 +90,8 @@ class TaggedToolParser(ConvertingToolParser):
         match = self.key_and_value.fullmatch(text)
         if match is not None:
             key = match.group(1).strip()
-            self._emit_member(key, convert(match.group(2), self._properties.get(key, {})))
+            properties = self._schema.get("properties") or {}
+            self._emit_member(key, convert(match.group(2), properties.get(key, {}), self._schema))
 
     def _parse_end(self) -> bool:
         while self._missing_ends:
@@ -153,12 +155,15 @@ class Glm45ToolParser(TaggedToolParser):
         return self._reject_call() if is_decided else False
 
 
-def convert(text: str, schema: Any) -> Any:
+def convert(text: str, schema: Any, root: Mapping[str, Any] | None = None) -> Any:
     """Return `text` as a value of the schema's type, or unchanged if the type is string or the text does not fit.
 
     Values are written as JSON or, if the schema specifies a type, as Python literals, which some models prefer.
+
+    Args:
+        root: the schema that has the definitions to which `$ref` refers.
     """
-    types = schema_types(schema)
+    types = schema_types(schema, root)
     if "string" in types and not ("null" in types and text == "null"):
         return text
     for parse in (_parse_json, parse_literal) if types else (_parse_json,):
@@ -173,14 +178,37 @@ def _parse_json(text: str) -> Any:
     return parse_json("parameter", text)
 
 
-def schema_types(schema: Any) -> set[str]:
-    """Return the types that a schema allows, as far as it specifies them."""
-    if not isinstance(schema, Mapping):
-        return set()
-    declared = schema.get("type")
-    types = {name for name in (declared if isinstance(declared, list) else [declared]) if isinstance(name, str)}
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        for option in options if isinstance(options, list) else []:
-            types |= schema_types(option)
+def schema_types(schema: Any, root: Mapping[str, Any] | None = None) -> set[str]:
+    """Return the types that a schema allows, as far as it specifies them; alternatives that are all texts are strings.
+
+    Args:
+        root: the schema that has the definitions to which `$ref` refers.
+    """
+    types, pending, seen = set[str](), [schema], set[int]()
+    while pending:
+        part = resolve_reference(pending.pop(), root)
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))  # a definition may contain itself
+        declared = part.get("type")
+        types |= {name for name in (declared if isinstance(declared, list) else [declared]) if isinstance(name, str)}
+        if declared is None and is_text_only(part):
+            types.add("string")
+        for key in ("anyOf", "oneOf", "allOf"):
+            options = part.get(key)
+            pending += options if isinstance(options, list) else []
     return types
+
+
+def is_text_only(schema: Mapping[str, Any]) -> bool:
+    """Return whether `enum` or `const` allows nothing but certain texts."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return isinstance(values, list) and values != [] and all(isinstance(value, str) for value in values)
+
+
+def resolve_reference(schema: Any, root: Mapping[str, Any] | None) -> Any:
+    """Return the definition of `root` to which a schema refers by `$ref`; any other schema is returned unchanged."""
+    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    found = _DEFINITION.fullmatch(reference) if isinstance(reference, str) else None
+    definitions = (root or {}).get(found.group(1)) if found else None
+    return definitions.get(found.group(2), schema) if found and isinstance(definitions, Mapping) else schema
