@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,37 @@ _REFUSED_FILES = {
     "hf_quant_config.json": "is quantized with ModelOpt",
     "rank_0/": "is sharded for tensor parallelism",
 }
+_LATENT_ATTENTION = "needs latent attention, which is not supported yet"
+_LINEAR_ATTENTION = "needs linear attention, which is not supported"
+_INDEXED_ATTENTION = "needs latent attention with an indexer (index_topk), which is not supported"
+_ARCHITECTURES = {
+    "DeepseekV2": _LATENT_ATTENTION,
+    "DeepseekV3": _LATENT_ATTENTION,
+    "DeepseekV32": _INDEXED_ATTENTION,
+    "DeepseekV4": "needs compressed sparse attention and hyper-connections, which are not supported",
+    "Ernie4_5_VL": "needs images and experts for each modality, which are not supported",
+    "Glm4MoeLite": _LATENT_ATTENTION,
+    "GlmMoeDsa": _INDEXED_ATTENTION,
+    "GptOss": "needs attention sinks, experts with biases and MXFP4 weights, which are not supported",
+    "KimiLinear": _LINEAR_ATTENTION,
+    "Llama4": "needs attention in chunks and layers without rotary embedding, which are not supported",
+    "MiniMax": _LINEAR_ATTENTION,
+    "MiniMaxM2": "needs query and key norms over all heads, which are not supported",
+    "MiniMaxM3": "needs images and sparse attention, which are not supported",
+    "Qwen3Next": _LINEAR_ATTENTION,
+    "Qwen3_5": _LINEAR_ATTENTION,
+}
+"""Beginning of an architecture's name -> what is missing; the longest beginning counts."""
+_KIMI_K2 = "needs latent attention and a tokenizer other than its tiktoken.model, which are not supported yet"
+_QUANTIZED_TENSORS = {
+    ".quant_weight": "quantized offline by FastDeploy",
+    ".weight_scale_inv": "in FP8 with a scale per block",
+    ".weight_packed": "quantized with compressed-tensors",
+    ".qweight": "quantized with GPTQ or AWQ",
+    ".weight_scale": "quantized with a scale per tensor or channel",
+}
+"""End of a tensor's name -> how its layer is stored."""
+_INSTEAD = "expected plain weights, which --quantization packs into fewer bits"
 _OTHER_MODALITIES = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "talker_config")
 
 
@@ -44,11 +75,41 @@ def refuse_quantization(raw: Mapping[str, Any], where: str) -> None:
         return
     found = quantization if isinstance(quantization, Mapping) else {}
     method = str(found.get("quant_method") or found.get("quantization") or "unknown")
-    raise ConfigError("quantization_config", f"{where}checkpoints quantized with {method!r:.120} are not supported")
+    raise ConfigError(
+        "quantization_config",
+        f"{where}checkpoints quantized with {method!r:.120}{_quantization_form(found)} are not supported; {_INSTEAD}",
+    )
+
+
+def _quantization_form(quantization: Mapping[str, Any]) -> str:
+    """Return what a `quantization_config` says beside the method."""
+    if quantization.get("weight_block_size"):
+        return f" (a scale per block of {quantization['weight_block_size']!r:.40})"
+    if quantization.get("format"):
+        return f" ({quantization['format']!r:.60})"
+    offline = next((key for key in ("is_quantized", "is_moe_quantized") if quantization.get(key)), None)
+    return "" if offline is None else f" (offline by FastDeploy: {offline})"
+
+
+def refuse_quantized_tensors(names: Collection[str], path: Path) -> None:
+    """Refuse a file of weights whose tensors' names show that they are quantized.
+
+    Raises:
+        ConfigError: names the form of the weights and one tensor.
+    """
+    for end, form in _QUANTIZED_TENSORS.items():
+        name = next((name for name in names if name.endswith(end)), None)
+        if name is not None:
+            raise ConfigError("model", f"{path}: weights {form} ({name:.120}) are not supported; {_INSTEAD}")
 
 
 def describe_foreign_architecture(raw: Mapping[str, Any], name: Any) -> str:
     """Return why an unknown architecture is not supported."""
+    if raw.get("model_type") == "kimi_k2":
+        return f"{name!r:.120} of model_type 'kimi_k2' {_KIMI_K2}"
+    beginnings = [beginning for beginning in _ARCHITECTURES if isinstance(name, str) and name.startswith(beginning)]
+    if beginnings:
+        return f"{name!r:.120} {_ARCHITECTURES[max(beginnings, key=len)]}"
     key = next((key for key in _OTHER_MODALITIES if raw.get(key)), None)
     if key is not None:
         return f"{name!r:.120} is multimodal ({key}), which is not supported"

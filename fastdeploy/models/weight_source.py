@@ -15,6 +15,7 @@ from paddle import Tensor
 from safetensors import SafetensorError, safe_open
 
 from fastdeploy.config.checkpoint_json import read_json_object
+from fastdeploy.config.foreign_formats import refuse_quantized_tensors
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import is_finite
 from fastdeploy.ops.linear import WeightPiece
@@ -63,8 +64,8 @@ class SafetensorsSource:
         """Open every file and read its header.
 
         Raises:
-            ConfigError: there is no safetensors file, a file is incomplete or damaged, a dtype is not supported, or the
-                index does not match the files.
+            ConfigError: there is no safetensors file, a file is incomplete or damaged, tensors are quantized, a dtype
+                is not supported, or the index does not match the files.
         """
         # All tensors are created at once: between packing steps, when the caches are cold, it takes five times as long.
         self._tensors: dict[str, Tensor] = {}
@@ -107,6 +108,7 @@ class SafetensorsSource:
             names = list(file.keys())
         except (OSError, SafetensorError) as error:
             raise ConfigError("model", f"cannot read {path}: {error!s:.300}") from None
+        refuse_quantized_tensors(names, path)
         self.header_formats.update(filter(None, [(file.metadata() or {}).get("format")]))
         for name in names:
             header = file.get_slice(name)

@@ -149,8 +149,6 @@ def check_shapes(
 
 def _hint(found: Mapping[str, tuple[int, ...]], expected: Shapes, layout: str) -> str:
     """Return a likely reason for the mismatch, if names or shapes suggest one."""
-    if any(name.endswith((".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")) for name in found):
-        return "; this looks like a quantized checkpoint, which is not supported"
     matrices = [(found[name], shape) for name, shape in expected.items() if len(shape) == 2 and name in found]
     wrong = [(shape, expected_shape) for shape, expected_shape in matrices if shape != expected_shape]
     if wrong and all(shape == expected_shape[::-1] for shape, expected_shape in wrong):

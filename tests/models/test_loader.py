@@ -79,11 +79,26 @@ def test_linear_layers_that_contradict_the_detected_layout_are_reported_as_trans
     )
 
 
-def test_quantized_tensors_are_recognised_without_a_quantization_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "dtype", "message"),
+    [
+        ("quant_weight", "int8", "weights quantized offline by FastDeploy"),
+        ("weight_scale_inv", "float32", "weights in FP8 with a scale per block"),
+        ("weight_packed", "int32", "weights quantized with compressed-tensors"),
+        ("weight_scale", "float32", "weights quantized with a scale per tensor or channel"),
+        ("qweight", "int32", "weights quantized with GPTQ or AWQ"),
+    ],
+)
+def test_quantized_tensors_are_recognised_without_a_quantization_config(
+    tmp_path: Path, end: str, dtype: str, message: str
+) -> None:
     def quantize(tensors: Tensors) -> None:
-        tensors["model.layers.0.mlp.up_proj.qweight"] = tensors.pop("model.layers.0.mlp.up_proj.weight")
+        up = "model.layers.0.mlp.up_proj"
+        tensors[f"{up}.{end}"] = tensors.pop(f"{up}.weight").astype(dtype)
 
-    assert "looks like a quantized checkpoint" in refusal(copy_of("qwen2", tmp_path, quantize))
+    assert f"{message} (model.layers.0.mlp.up_proj.{end}) are not supported" in refusal(
+        copy_of("qwen2", tmp_path, quantize)
+    )
 
 
 def test_tensors_of_unsupported_dtypes_are_refused(tmp_path: Path) -> None:

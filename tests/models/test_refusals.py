@@ -75,6 +75,18 @@ def test_files_of_unsupported_formats_are_refused(tmp_path: Path, files: list[st
         ({"quantization_config": {"quant_method": "brand-new"}}, "quantized with 'brand-new'"),
         ({"quantization_config": {"quantization": "wint2"}}, "quantized with 'wint2'"),
         (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            "quantized with 'fp8' (a scale per block of [128, 128]) are not supported; expected plain weights",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}},
+            "quantized with 'compressed-tensors' ('float-quantized')",
+        ),
+        (
+            {"quantization_config": {"quantization": "mix_quant", "is_moe_quantized": True}},
+            "quantized with 'mix_quant' (offline by FastDeploy: is_moe_quantized)",
+        ),
+        (
             {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}},
             "'Qwen2_5_VLForConditionalGeneration' is multimodal (vision_config), which is not supported (supported: ",
         ),
@@ -92,6 +104,47 @@ def test_files_of_unsupported_formats_are_refused(tmp_path: Path, files: list[st
 )
 def test_unsupported_configurations_are_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     assert message in refusal(folder_with(tmp_path, ["model.safetensors"], **config))
+
+
+LATENT = "needs latent attention, which is not supported yet (supported: "
+INDEXED = "needs latent attention with an indexer (index_topk), which is not supported"
+LINEAR = "needs linear attention, which is not supported"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("DeepseekV2ForCausalLM", LATENT),
+        ("DeepseekV3ForCausalLM", LATENT),
+        ("DeepseekV32ForCausalLM", INDEXED),
+        ("DeepseekV4ForCausalLM", "needs compressed sparse attention and hyper-connections"),
+        ("Ernie4_5_VLMoeForConditionalGeneration", "needs images and experts for each modality"),
+        ("Ernie4_5_VLForConditionalGeneration", "needs images and experts for each modality"),
+        ("Glm4MoeLiteForCausalLM", LATENT),
+        ("GlmMoeDsaForCausalLM", INDEXED),
+        ("GptOssForCausalLM", "needs attention sinks, experts with biases and MXFP4 weights"),
+        ("Llama4ForCausalLM", "needs attention in chunks and layers without rotary embedding"),
+        ("Llama4ForConditionalGeneration", "needs attention in chunks and layers without rotary embedding"),
+        ("MiniMaxText01ForCausalLM", LINEAR),
+        ("MiniMaxM1ForCausalLM", LINEAR),
+        ("MiniMaxM2ForCausalLM", "needs query and key norms over all heads"),
+        ("Qwen3NextForCausalLM", LINEAR),
+        ("Qwen3_5MoeForConditionalGeneration", LINEAR),
+        ("Qwen3_5MoeForCausalLM", LINEAR),
+    ],
+)
+def test_mixtures_of_experts_that_are_not_supported_say_what_is_missing(
+    tmp_path: Path, name: str, missing: str
+) -> None:
+    files = {"architectures": [name], "quantization_config": {"quant_method": "fp8"}, "vision_config": {"depth": 2}}
+    assert f"architectures: {tmp_path}/config.json: '{name}' {missing}" in refusal(folder_with(tmp_path, [], **files))
+
+
+def test_kimi_k2_is_told_from_deepseek_by_its_model_type(tmp_path: Path) -> None:
+    message = refusal(folder_with(tmp_path, [], architectures=["DeepseekV3ForCausalLM"], model_type="kimi_k2"))
+    assert (
+        "'DeepseekV3ForCausalLM' of model_type 'kimi_k2' needs latent attention and a tokenizer other than" in message
+    )
 
 
 def test_an_adapter_without_config_json_is_recognised(tmp_path: Path) -> None:
