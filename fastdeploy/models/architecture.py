@@ -8,6 +8,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.models.attention_part import AttentionNames, AttentionPart
+from fastdeploy.models.layer_parts import LayerParts
+from fastdeploy.models.mlp_part import MLPPart
+from fastdeploy.ops.rotary import HeadLayout
 
 
 @dataclass(frozen=True)
@@ -28,23 +32,6 @@ class DecoderTraits:
 
 
 @dataclass(frozen=True)
-class LayerNames:
-    """Names of one layer's tensors in a checkpoint; those of linear layers omit .weight and .bias."""
-
-    input_norm: str
-    q: str
-    k: str
-    v: str
-    output: str
-    q_norm: str
-    k_norm: str
-    post_norm: str
-    gate: str
-    up: str
-    down: str
-
-
-@dataclass(frozen=True)
 class TensorNames:
     """Names of a checkpoint's tensors."""
 
@@ -52,24 +39,6 @@ class TensorNames:
     final_norm: str = "model.norm.weight"
     head: str = "lm_head"
     layer_prefix: str = "model.layers.{index}."
-
-    def layer(self, index: int) -> LayerNames:
-        """Return the names of one layer's tensors."""
-        prefix = self.layer_prefix.format(index=index)
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        return LayerNames(
-            input_norm=f"{prefix}input_layernorm.weight",
-            q=f"{attention}q_proj",
-            k=f"{attention}k_proj",
-            v=f"{attention}v_proj",
-            output=f"{attention}o_proj",
-            q_norm=f"{attention}q_norm.weight",
-            k_norm=f"{attention}k_norm.weight",
-            post_norm=f"{prefix}post_attention_layernorm.weight",
-            gate=f"{mlp}gate_proj",
-            up=f"{mlp}up_proj",
-            down=f"{mlp}down_proj",
-        )
 
 
 @dataclass(frozen=True)
@@ -92,6 +61,25 @@ class Architecture:
     ignorable: tuple[str, ...] = ("rotary_emb.inv_freq",)
     paddle_prefix: str = "model"
     has_grouped_qkv: bool = True
+
+    def layer(self, config: ModelConfig, index: int) -> LayerParts:
+        """Return the tensors of one layer of the decoder."""
+        return self.block(config, self.names.layer_prefix.format(index=index))
+
+    def block(self, config: ModelConfig, prefix: str) -> LayerParts:
+        """Return the tensors of a decoder layer whose names begin with `prefix`."""
+        traits, hidden_size = self.traits(config), config.hidden_size
+        attention = AttentionPart(
+            AttentionNames.of_layer(prefix),
+            hidden_size,
+            HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim),
+            qkv_bias=traits.qkv_bias,
+            output_bias=traits.output_bias,
+            qk_norm=traits.qk_norm,
+        )
+        norm = f"{prefix}post_attention_layernorm.weight"
+        mlp = MLPPart(norm, f"{prefix}mlp.", hidden_size, config.intermediate_size, traits.mlp_bias)
+        return LayerParts(attention, mlp)
 
 
 def nextn_layers(names: Collection[str]) -> list[int]:

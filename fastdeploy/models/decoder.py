@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dense decoder that all supported architectures share."""
+"""The decoder that all supported architectures share."""
 
 from __future__ import annotations
 
@@ -10,44 +10,25 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.layers.attention import Attention
 from fastdeploy.layers.embedding import Embedding
-from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
-from fastdeploy.layers.mlp import GatedMLP
 from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.layers.rotary import rotary_table
 from fastdeploy.models.architecture import DecoderTraits
-from fastdeploy.models.weights import DecoderWeights, LayerWeights
+from fastdeploy.models.attention_part import AttentionContext
+from fastdeploy.models.layer_parts import LayerWeights
+from fastdeploy.models.step_buffers import StepBuffers
+from fastdeploy.models.weights import DecoderWeights
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.gather import scatter_rows
-from fastdeploy.ops.norm import NormParams
-from fastdeploy.ops.rotary import HeadLayout, RotaryParams
-
-
-class StepBuffers:
-    """Activations of one step, shared by all layers; every tensor is [max_rows, width] in the model's dtype."""
-
-    __slots__ = ("activated", "attended", "hidden", "normed", "qkv")
-
-    def __init__(self, config: ModelConfig, max_rows: int) -> None:
-        def rows_of(width: int) -> Tensor:
-            return paddle.zeros([max_rows, width], config.dtype)
-
-        self.hidden = rows_of(config.hidden_size)
-        self.normed = rows_of(config.hidden_size)
-        self.qkv = rows_of((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
-        self.attended = rows_of(config.num_heads * config.head_dim)
-        self.activated = rows_of(config.intermediate_size)
+from fastdeploy.ops.rotary import HeadLayout
 
 
 @dataclass(frozen=True)
 class SharedParts:
     """The parts of the target that layers for multi-token prediction use."""
 
-    traits: DecoderTraits
-    heads: HeadLayout
-    cos_sin: Tensor
+    attention: AttentionContext
     embedding: Embedding
     final_norm: RMSNorm
     head: LogitsHead
@@ -59,23 +40,10 @@ class DecoderLayer:
     __slots__ = ("attention", "hidden", "mlp")
 
     def __init__(
-        self,
-        config: ModelConfig,
-        traits: DecoderTraits,
-        weights: LayerWeights,
-        heads: HeadLayout,
-        cos_sin: Tensor,
-        buffers: StepBuffers,
-        num_masked_prefix: int = 0,
+        self, weights: LayerWeights, context: AttentionContext, buffers: StepBuffers, num_masked_prefix: int = 0
     ) -> None:
-        eps = config.rms_norm_eps
-        rotary = RotaryParams(cos_sin, traits.interleaved_rotary, weights.q_norm, weights.k_norm, eps)
-        qkv = Linear(weights.qkv, NormParams(weights.input_norm, eps))
-        self.attention = Attention(
-            qkv, heads, rotary, Linear(weights.output), buffers.qkv, buffers.attended, num_masked_prefix
-        )
-        gate_up = Linear(weights.gate_up, NormParams(weights.post_norm, eps))
-        self.mlp = GatedMLP(gate_up, Linear(weights.down), buffers.activated)
+        self.attention = weights.attention.make_layer(context, buffers, num_masked_prefix)
+        self.mlp = weights.mlp.make_layer(context.eps, buffers)
         self.hidden = buffers.hidden
 
     def __call__(self, metadata: AttentionMetadata, cache: KVCache) -> None:
@@ -123,16 +91,15 @@ class CausalLM:
         self.max_model_len = max_model_len
         self.num_weight_bytes = weights.num_bytes
         self.num_streamed_bytes = weights.num_streamed_bytes
-        self._buffers = StepBuffers(config, max_rows)
+        self._buffers = StepBuffers(config.hidden_size, max_rows, config.dtype)
         self.output: Tensor = self._buffers.normed
         cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len))
-        self._layers = tuple(
-            DecoderLayer(config, traits, layer, self.heads, cos_sin, self._buffers) for layer in weights.layers
-        )
+        context = AttentionContext(self.heads, cos_sin, traits.interleaved_rotary, config.rms_norm_eps)
+        self._layers = tuple(DecoderLayer(layer, context, self._buffers) for layer in weights.layers)
         self._embedding = Embedding(weights.embedding)
         self._final_norm = RMSNorm(weights.final_norm, config.rms_norm_eps)
         self._head = LogitsHead(weights.head)
-        self.shared = SharedParts(traits, self.heads, cos_sin, self._embedding, self._final_norm, self._head)
+        self.shared = SharedParts(context, self._embedding, self._final_norm, self._head)
         self._states: Tensor | None = None
 
     def store_hidden_states(self, states: Tensor) -> None:

@@ -14,8 +14,9 @@ from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.paddle_layout import PaddleSource, find_layout
 from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.weight_loader import Progress
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
-from fastdeploy.models.weights import Progress, expected_shapes, load_weights
+from fastdeploy.models.weights import expected_shapes, load_weights
 from fastdeploy.ops.linear import PackedLinear, pack_linear
 from fastdeploy.ops.registry import selected_backend
 

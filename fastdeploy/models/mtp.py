@@ -25,21 +25,16 @@ from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.models.architecture import Architecture, nextn_layers
-from fastdeploy.models.decoder import CausalLM, DecoderLayer, StepBuffers
+from fastdeploy.models.decoder import CausalLM, DecoderLayer
+from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.loader import load_head
 from fastdeploy.models.mtp_forms import FIELD, MTPForm, ernie_form, ernie_layers, find_forms
 from fastdeploy.models.paddle_layout import StoredSource, name_prefix, stored_fused, stored_whole
 from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.step_buffers import StepBuffers
+from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
-from fastdeploy.models.weights import (
-    LayerWeights,
-    LinearPart,
-    Shapes,
-    WeightLoader,
-    check_quantization,
-    check_shapes,
-    expected_shapes,
-)
+from fastdeploy.models.weights import check_quantization, check_shapes, expected_shapes
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
 from fastdeploy.ops.norm import NormParams
@@ -65,10 +60,9 @@ class MTPWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes of the embedding and of the packed layers, without the head, which several layers may share."""
-        block = self.block
-        linears = (self.emb_projection, self.hidden_projection, block.qkv, block.output, block.gate_up, block.down)
         embedding = 0 if self.embedding is None else int(self.embedding.size) * int(self.embedding.element_size())
-        return embedding + sum(linear.num_bytes for linear in linears)
+        projection = self.emb_projection.num_bytes + self.hidden_projection.num_bytes
+        return embedding + projection + self.block.num_bytes
 
 
 class MTPBuffers:
@@ -76,8 +70,9 @@ class MTPBuffers:
 
     def __init__(self, target: CausalLM) -> None:
         """Allocate as many rows as the target has."""
-        self.step = StepBuffers(target.config, target.max_rows)
-        self.input_states: Tensor = paddle.zeros([target.max_rows, target.config.hidden_size], target.config.dtype)
+        config = target.config
+        self.step = StepBuffers(config.hidden_size, target.max_rows, config.dtype)
+        self.input_states: Tensor = paddle.zeros([target.max_rows, config.hidden_size], config.dtype)
 
 
 class MTPLayer:
@@ -106,8 +101,7 @@ class MTPLayer:
             feeds_back_normed: whether `output` is taken after the final norm.
             index: 0 for the layer that reads the target's hidden states.
         """
-        config = target.config
-        shared, eps = target.shared, config.rms_norm_eps
+        shared, eps = target.shared, target.config.rms_norm_eps
         self.max_rows = target.max_rows
         self.input_states, self._buffers = buffers.input_states, buffers.step
         self._embedding = shared.embedding if weights.embedding is None else Embedding(weights.embedding)
@@ -118,15 +112,7 @@ class MTPLayer:
         self.output: Tensor = self._buffers.normed if feeds_back_normed else self._buffers.hidden
         self._emb_projection = Linear(weights.emb_projection, NormParams(weights.emb_norm, eps))
         self._hidden_projection = Linear(weights.hidden_projection, NormParams(weights.hidden_norm, eps))
-        self._block = DecoderLayer(
-            config,
-            shared.traits,
-            weights.block,
-            shared.heads,
-            shared.cos_sin,
-            self._buffers,
-            num_masked_prefix=index + 1,
-        )
+        self._block = DecoderLayer(weights.block, shared.attention, self._buffers, num_masked_prefix=index + 1)
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, cache: KVCache) -> None:
         """Compute the layer: write the keys and values of the rows, and their hidden states to `output`.
@@ -179,16 +165,16 @@ def load_mtp_layers(
     source: WeightSource
     with selected_backend().on_host():
         if load_choices == "dummy":
-            forms = [ernie_form(config, 0)]
-            source = DummySource(forms[0].shapes(config, architecture.traits(config)), seed=0)
+            forms = [ernie_form(config, architecture, 0)]
+            source = DummySource(forms[0].shapes(config), seed=0)
         else:
             files = MTPSource(Path(path or config.path), config, architecture)
             forms, source = files.forms, files
-        loader = WeightLoader(config, architecture, source, dict(source.shapes), None, quantization)
+        loader = WeightLoader(config.dtype, source, source.shapes, None, quantization)
         forms, head = forms[:max_layers], None
         if quantization.head != target.shared.head.weight.quantization and not all(form.head for form in forms):
             head = load_head(config, load_choices, quantization.head)
-        weights = [_load(loader, config, form, quantization.attention, head) for form in forms]
+        weights = [_load(loader, config, form, head) for form in forms]
     buffers = MTPBuffers(target)
     return [
         MTPLayer(layer, target, form.feeds_back_normed, i, buffers)
@@ -203,23 +189,22 @@ def num_mtp_layers(folder: str) -> int:
     return max(1, len(ernie_layers(names))) if any(ERNIE_MARK in name for name in names) else len(nextn_layers(names))
 
 
-def _load(
-    loader: WeightLoader, config: ModelConfig, form: MTPForm, quantization: str, shared_head: PackedLinear | None
-) -> MTPWeights:
-    """Load one layer; `quantization` is the format of the projection."""
+def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm, shared_head: PackedLinear | None) -> MTPWeights:
+    """Load one layer; its projection has the weight format of attention."""
+    quantization = loader.quantization.attention
     hidden = config.hidden_size
     projection = loader.read(f"{form.projection}.weight")
     bias = loader.read(f"{form.projection}.bias") if form.has_bias else None
-    head = (LinearPart(form.head, config.vocab_size),)
+    head = LinearSpec("head", (StoredLinear(form.head, config.vocab_size),), hidden)
     return MTPWeights(
         emb_norm=loader.copy(form.emb_norm),
         hidden_norm=loader.copy(form.hidden_norm),
         emb_projection=pack_linear(projection[:, :hidden].contiguous(), bias, quantization),
         hidden_projection=pack_linear(projection[:, hidden:].contiguous(), None, quantization),
-        block=loader.layer(form.block),
+        block=form.block.load(loader),
         embedding=loader.copy(form.embedding) if form.embedding else None,
         final_norm=loader.copy(form.final_norm) if form.final_norm else None,
-        head=loader.linear(head, hidden, False, loader.head_format) if form.head else shared_head,
+        head=loader.linear(head, loader.quantization.head) if form.head else shared_head,
     )
 
 
@@ -239,14 +224,14 @@ class MTPSource(StoredSource):
         files = SafetensorsSource(folder)
         prefix = name_prefix(files, architecture)
         names = {re.sub(f"^{prefix}\\.", "model.", name): name for name in files.shapes}
-        self.forms = find_forms(names, config)
+        self.forms = find_forms(names, config, architecture)
         if not self.forms:
             raise ConfigError(
                 FIELD, f"{folder} contains no layer for multi-token prediction (*{ERNIE_MARK}*, *.eh_proj)"
             )
         shapes = Shapes()
         for form in self.forms:
-            shapes.update(form.shapes(config, architecture.traits(config)))
+            shapes.update(form.shapes(config))
         projection = names.get(f"{self.forms[0].projection}.weight", "")
         is_paddle = files.shapes.get(projection) == (2 * config.hidden_size, config.hidden_size)
         whole = {form.embedding for form in self.forms} if is_paddle else shapes

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 
 from fastdeploy.config.drafting_checkpoint import ERNIE_MARK
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.models.architecture import DecoderTraits, LayerNames, TensorNames, nextn_layers
-from fastdeploy.models.weights import Shapes, layer_shapes
+from fastdeploy.models.architecture import Architecture, nextn_layers
+from fastdeploy.models.layer_parts import LayerParts
+from fastdeploy.models.weight_loader import Shapes
 
 FIELD = "speculative_config.model"
 
@@ -37,7 +38,7 @@ class MTPForm:
     Attributes:
         emb_norm, hidden_norm, final_norm, embedding: tensor names; "" if the target's tensor is used.
         projection, head: names of linear layers without .weight or .bias; a head of "" is the target's.
-        block: names of the decoder layer's tensors.
+        block: the decoder layer.
         has_bias: whether the projection has a bias.
         feeds_back_normed: whether later draft passes read the output after the final norm instead of before it.
         name_pattern: regular expression that matches the names of this layer's tensors only.
@@ -46,7 +47,7 @@ class MTPForm:
     emb_norm: str
     hidden_norm: str
     projection: str
-    block: LayerNames
+    block: LayerParts
     has_bias: bool
     feeds_back_normed: bool
     name_pattern: str
@@ -54,7 +55,7 @@ class MTPForm:
     final_norm: str = ""
     head: str = ""
 
-    def shapes(self, config: ModelConfig, traits: DecoderTraits) -> Shapes:
+    def shapes(self, config: ModelConfig) -> Shapes:
         """Return the name and shape of every tensor of the layer."""
         hidden, vocab = config.hidden_size, config.vocab_size
         shapes: Shapes = {name: (hidden,) for name in (self.emb_norm, self.hidden_norm, self.final_norm) if name}
@@ -65,23 +66,23 @@ class MTPForm:
             shapes[self.embedding] = (vocab, hidden)
         if self.head:
             shapes[f"{self.head}.weight"] = (vocab, hidden)
-        return shapes | layer_shapes(config, traits, self.block)
+        return shapes | self.block.shapes
 
 
-def ernie_form(config: ModelConfig, index: int) -> MTPForm:
+def ernie_form(config: ModelConfig, architecture: Architecture, index: int) -> MTPForm:
     """Return the form of ERNIE 4.5 for the layer of this index."""
     return MTPForm(
         emb_norm=f"model.mtp_emb_norm.{index}.weight",
         hidden_norm=f"model.mtp_hidden_norm.{index}.weight",
         projection=f"model.mtp_linear_proj.{index}",
-        block=TensorNames(layer_prefix="model.mtp_block.{index}.").layer(index),
+        block=architecture.block(config, f"model.mtp_block.{index}."),
         has_bias=config.use_bias,
         feeds_back_normed=True,
         name_pattern=re.escape(ERNIE_MARK),
     )
 
 
-def deepseek_form(index: int, names: Collection[str]) -> MTPForm:
+def deepseek_form(config: ModelConfig, architecture: Architecture, index: int, names: Collection[str]) -> MTPForm:
     """Return the form of DeepSeek-V3 and GLM-4.5 for the layer of this index.
 
     Args:
@@ -93,7 +94,7 @@ def deepseek_form(index: int, names: Collection[str]) -> MTPForm:
         emb_norm=f"{prefix}enorm.weight",
         hidden_norm=f"{prefix}hnorm.weight",
         projection=f"{prefix}eh_proj",
-        block=TensorNames().layer(index),
+        block=architecture.block(config, prefix),
         has_bias=False,
         feeds_back_normed=False,
         name_pattern=re.escape(prefix),
@@ -103,11 +104,11 @@ def deepseek_form(index: int, names: Collection[str]) -> MTPForm:
     )
 
 
-def find_forms(names: Collection[str], config: ModelConfig) -> list[MTPForm]:
+def find_forms(names: Collection[str], config: ModelConfig, architecture: Architecture) -> list[MTPForm]:
     """Return the form of each MTP layer among these tensors, in order."""
     if any(ERNIE_MARK in name for name in names):
-        return [ernie_form(config, index) for index in range(max(1, len(ernie_layers(names))))]
-    return [deepseek_form(index, names) for index in nextn_layers(names)]
+        return [ernie_form(config, architecture, index) for index in range(max(1, len(ernie_layers(names))))]
+    return [deepseek_form(config, architecture, index, names) for index in nextn_layers(names)]
 
 
 def ernie_layers(names: Collection[str]) -> set[str]:

@@ -11,20 +11,19 @@ from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.models.architecture import Architecture, LayerNames
+from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.layer_parts import LayerParts
+from fastdeploy.models.weight_loader import LinearKind, LinearSpec, Shapes
 from fastdeploy.models.weight_source import SafetensorsSource, WeightSource, whole_matrix
-from fastdeploy.models.weights import (
-    LinearPart,
-    Shapes,
-    check_shapes,
-    expected_shapes,
-    layer_linears,
-)
+from fastdeploy.models.weights import check_shapes, expected_shapes
 from fastdeploy.ops.linear import WeightPiece
 
 Layout = Literal["torch", "paddle"]
 _HEADER_FORMATS: dict[str, Layout] = {"pt": "torch", "np": "paddle", "pd": "paddle"}
-_FUSED_NAMES = {"qkv": ("qkv_proj",), "gate_up": ("gate_up_fused_proj", "up_gate_proj")}
+_FUSED_NAMES: dict[LinearKind, tuple[str, ...]] = {
+    "qkv": ("qkv_proj",),
+    "gate_up": ("gate_up_fused_proj", "up_gate_proj"),
+}
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class PaddleSource(StoredSource):
         """
         prefix = name_prefix(source, architecture)
         shapes, names = expected_shapes(config, architecture), architecture.names
-        layers = [names.layer(index) for index in range(config.num_layers)]
+        layers = [architecture.layer(config, index) for index in range(config.num_layers)]
         stored = dict(stored_whole(shapes, prefix, {names.embedding}))
         stored.update(stored_fused(source, config, architecture, prefix, layers))
         super().__init__(source, shapes, stored)
@@ -138,19 +137,15 @@ def stored_whole(shapes: Shapes, prefix: str, embeddings: Collection[str]) -> It
 
 
 def stored_fused(
-    source: WeightSource, config: ModelConfig, architecture: Architecture, prefix: str, layers: Iterable[LayerNames]
+    source: WeightSource, config: ModelConfig, architecture: Architecture, prefix: str, layers: Iterable[LayerParts]
 ) -> Iterator[tuple[str, Stored]]:
     """Yield the parts of the linear layers that the files store fused."""
-    traits = architecture.traits(config)
-    for layer in layers:
-        linears = layer_linears(config, traits, layer)
-        for field, candidates in _FUSED_NAMES.items():
-            parts, in_features, has_bias = linears[field]
-            module = _renamed(parts[0].name, prefix).rpartition(".")[0]
-            for fused in candidates:
-                if f"{module}.{fused}.weight" in source.shapes:
-                    num_groups = _num_qkv_groups(config, architecture) if field == "qkv" else 1
-                    yield from _parts_of(f"{module}.{fused}", parts, in_features, has_bias, num_groups)
+    for spec in (spec for layer in layers for spec in layer.linears):
+        module = _renamed(spec.stored[0].name, prefix).rpartition(".")[0]
+        for fused in _FUSED_NAMES.get(spec.kind, ()):
+            if f"{module}.{fused}.weight" in source.shapes:
+                num_groups = _num_qkv_groups(config, architecture) if spec.kind == "qkv" else 1
+                yield from _parts_of(f"{module}.{fused}", spec, num_groups)
 
 
 def _num_qkv_groups(config: ModelConfig, architecture: Architecture) -> int:
@@ -158,15 +153,14 @@ def _num_qkv_groups(config: ModelConfig, architecture: Architecture) -> int:
     return config.num_kv_heads if is_grouped else 1
 
 
-def _parts_of(
-    fused: str, parts: tuple[LinearPart, ...], in_features: int, has_bias: bool, num_groups: int
-) -> Iterator[tuple[str, Stored]]:
-    total, begin = sum(part.out_features for part in parts), 0
-    for part in parts:
-        end = begin + part.out_features // num_groups
-        yield f"{part.name}.weight", Stored(f"{fused}.weight", (in_features, total), True, num_groups, begin, end)
-        if has_bias:
-            yield f"{part.name}.bias", Stored(f"{fused}.bias", (total,), False, num_groups, begin, end)
+def _parts_of(fused: str, spec: LinearSpec, num_groups: int) -> Iterator[tuple[str, Stored]]:
+    total, begin = sum(stored.out_features for stored in spec.stored), 0
+    for stored in spec.stored:
+        end = begin + stored.out_features // num_groups
+        shape = (spec.in_features, total)
+        yield f"{stored.name}.weight", Stored(f"{fused}.weight", shape, True, num_groups, begin, end)
+        if spec.has_bias:
+            yield f"{stored.name}.bias", Stored(f"{fused}.bias", (total,), False, num_groups, begin, end)
         begin = end
 
 

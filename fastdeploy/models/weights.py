@@ -1,39 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading of a decoder's packed weights, one tensor at a time."""
+"""The weights of a decoder: which tensors they need, and their loading."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
-import paddle
 from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames, nextn_layers
+from fastdeploy.models.architecture import Architecture, TensorNames, nextn_layers
+from fastdeploy.models.layer_parts import LayerWeights
+from fastdeploy.models.weight_loader import LinearSpec, Progress, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import WeightSource, listed
 from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, pack_linear
 from fastdeploy.ops.registry import selected_backend
-
-Shapes = dict[str, tuple[int, ...]]
-Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """Weights of one decoder layer: qkv holds q | k | v, gate_up is gated."""
-
-    input_norm: Tensor
-    qkv: PackedLinear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    output: PackedLinear
-    post_norm: Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
 
 
 @dataclass(frozen=True)
@@ -54,41 +37,17 @@ class DecoderWeights:
         """Bytes of the embedding and of every packed layer, without the norms."""
         table = self.embedding
         embedding = 0 if isinstance(table, PackedLinear) else int(table.size) * int(table.element_size())
-        return embedding + self.num_streamed_bytes
+        return embedding + sum(layer.num_bytes for layer in self.layers) + self.head.num_bytes
 
     @property
     def num_streamed_bytes(self) -> int:
-        """Bytes that every step reads: all but the embedding, of which only a few rows are read."""
-        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return sum(linear.num_bytes for linear in (*linears, self.head))
-
-
-@dataclass(frozen=True)
-class LinearPart:
-    """One of the stored linear layers that are packed into one."""
-
-    name: str
-    out_features: int
-
-
-def layer_linears(
-    config: ModelConfig, traits: DecoderTraits, names: LayerNames
-) -> dict[str, tuple[tuple[LinearPart, ...], int, bool]]:
-    """Return field of LayerWeights -> (stored parts in order, in_features, whether it has a bias)."""
-    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    qkv = (LinearPart(names.q, query), LinearPart(names.k, key_value), LinearPart(names.v, key_value))
-    return {
-        "qkv": (qkv, hidden, traits.qkv_bias),
-        "output": ((LinearPart(names.output, hidden),), query, traits.output_bias),
-        "gate_up": ((LinearPart(names.gate, inner), LinearPart(names.up, inner)), hidden, traits.mlp_bias),
-        "down": ((LinearPart(names.down, hidden),), inner, traits.mlp_bias),
-    }
+        """Bytes that a step of one row reads: all but the embedding, of which only a few rows are read."""
+        return sum(layer.num_streamed_bytes for layer in self.layers) + self.head.num_bytes
 
 
 def expected_shapes(config: ModelConfig, architecture: Architecture) -> Shapes:
     """Return the name and shape of every tensor that a checkpoint of this configuration must contain."""
-    traits, names = architecture.traits(config), architecture.names
+    names = architecture.names
     shapes: Shapes = {
         names.embedding: (config.vocab_size, config.hidden_size),
         names.final_norm: (config.hidden_size,),
@@ -96,20 +55,7 @@ def expected_shapes(config: ModelConfig, architecture: Architecture) -> Shapes:
     if not config.tie_word_embeddings:
         shapes[f"{names.head}.weight"] = (config.vocab_size, config.hidden_size)
     for index in range(config.num_layers):
-        shapes.update(layer_shapes(config, traits, names.layer(index)))
-    return shapes
-
-
-def layer_shapes(config: ModelConfig, traits: DecoderTraits, names: LayerNames) -> Shapes:
-    """Return the name and shape of every tensor of one decoder layer."""
-    shapes: Shapes = {names.input_norm: (config.hidden_size,), names.post_norm: (config.hidden_size,)}
-    if traits.qk_norm:
-        shapes[names.q_norm] = shapes[names.k_norm] = (config.head_dim,)
-    for parts, in_features, has_bias in layer_linears(config, traits, names).values():
-        for part in parts:
-            shapes[f"{part.name}.weight"] = (part.out_features, in_features)
-            if has_bias:
-                shapes[f"{part.name}.bias"] = (part.out_features,)
+        shapes.update(architecture.layer(config, index).shapes)
     return shapes
 
 
@@ -182,7 +128,11 @@ def load_weights(
     check_quantization(config, quantization)
     expected = expected_shapes(config, architecture)
     check_shapes(source.shapes, expected, config, architecture, layout)
-    return WeightLoader(config, architecture, source, expected, on_progress, quantization).load()
+    loader = WeightLoader(config.dtype, source, expected, on_progress, quantization)
+    names = architecture.names
+    embedding, head = _tied(loader, names) if config.tie_word_embeddings else _untied(loader, names, config)
+    layers = tuple(architecture.layer(config, index).load(loader) for index in range(config.num_layers))
+    return DecoderWeights(embedding, layers, loader.copy(names.final_norm), head)
 
 
 def check_quantization(config: ModelConfig, quantization: QuantizationConfig) -> None:
@@ -191,94 +141,18 @@ def check_quantization(config: ModelConfig, quantization: QuantizationConfig) ->
         raise ConfigError("quantization", f"{quantization} needs dtype bfloat16, got {config.dtype}")
 
 
-class WeightLoader:
-    """Reads, converts and packs the tensors of a checkpoint whose names and shapes have been checked."""
+def _tied(loader: WeightLoader, names: TensorNames) -> tuple[Tensor | PackedLinear, PackedLinear]:
+    """Return embedding and head, which share their memory unless the head is quantized."""
+    quantization = loader.quantization.head
+    if quantization != NO_QUANTIZATION:
+        table = loader.read(names.embedding)
+        return selected_backend().place(table), pack_linear(table, None, quantization)
+    head = pack_linear(loader.source.pieces(names.embedding, loader.dtype))
+    loader.advance([names.embedding])
+    return head, head
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        architecture: Architecture,
-        source: WeightSource,
-        shapes: Shapes,
-        on_progress: Progress | None,
-        quantization: QuantizationConfig,
-    ) -> None:
-        self.config = config
-        self.architecture = architecture
-        self.traits = architecture.traits(config)
-        self.source = source
-        self.shapes = shapes
-        self.on_progress = on_progress
-        attention, mlp = quantization.attention, quantization.mlp
-        self.formats = {"qkv": attention, "output": attention, "gate_up": mlp, "down": mlp}
-        self.head_format = quantization.head
-        self.num_total = sum(map(prod, shapes.values()))
-        self.num_done = 0
 
-    def load(self) -> DecoderWeights:
-        """Return all weights of a decoder."""
-        names, config = self.architecture.names, self.config
-        embedding, head = self._tied() if config.tie_word_embeddings else self._untied()
-        layers = tuple(self.layer(names.layer(index)) for index in range(config.num_layers))
-        return DecoderWeights(embedding, layers, self.copy(names.final_norm), head)
-
-    def _tied(self) -> tuple[Tensor | PackedLinear, PackedLinear]:
-        """Return embedding and head, which share their memory unless the head is quantized."""
-        name = self.architecture.names.embedding
-        if self.head_format != NO_QUANTIZATION:
-            table = self.read(name)
-            return selected_backend().place(table), pack_linear(table, None, self.head_format)
-        head = pack_linear(self.source.pieces(name, self.config.dtype))
-        self._advance([name])
-        return head, head
-
-    def _untied(self) -> tuple[Tensor, PackedLinear]:
-        names = self.architecture.names
-        part = LinearPart(names.head, self.config.vocab_size)
-        head = self.linear((part,), self.config.hidden_size, False, self.head_format)
-        return self.copy(names.embedding), head
-
-    def layer(self, names: LayerNames) -> LayerWeights:
-        """Return the weights of one decoder layer."""
-        specs = layer_linears(self.config, self.traits, names)
-        linears = {
-            field: self.linear(*spec, self.formats[field], is_gated=field == "gate_up") for field, spec in specs.items()
-        }
-        qk_norm = self.traits.qk_norm
-        return LayerWeights(
-            input_norm=self.copy(names.input_norm),
-            q_norm=self.copy(names.q_norm) if qk_norm else None,
-            k_norm=self.copy(names.k_norm) if qk_norm else None,
-            post_norm=self.copy(names.post_norm),
-            **linears,
-        )
-
-    def copy(self, name: str) -> Tensor:
-        """Return a copy of one tensor on the device."""
-        return selected_backend().place(self.read(name))
-
-    def read(self, name: str) -> Tensor:
-        """Return a copy of one tensor in the model's dtype on the host, which does not depend on the mapped file."""
-        self._advance([name])
-        return self.source.read(name).astype(self.config.dtype).clone()
-
-    def linear(
-        self,
-        parts: tuple[LinearPart, ...],
-        in_features: int,
-        has_bias: bool,
-        quantization: str,
-        is_gated: bool = False,
-    ) -> PackedLinear:
-        """Pack stored layers that have the same input into one layer."""
-        names = [f"{part.name}.weight" for part in parts]
-        pieces = [piece for name in names for piece in self.source.pieces(name, self.config.dtype)]
-        bias = paddle.concat([self.read(f"{part.name}.bias") for part in parts]) if has_bias else None
-        packed = pack_linear(pieces, bias, quantization, is_gated)
-        self._advance(names)
-        return packed
-
-    def _advance(self, names: list[str]) -> None:
-        self.num_done += sum(prod(self.shapes[name]) for name in names)
-        if self.on_progress is not None:
-            self.on_progress("loading weights", self.num_done / self.num_total)
+def _untied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Tensor, PackedLinear]:
+    head = LinearSpec("head", (StoredLinear(names.head, config.vocab_size),), config.hidden_size)
+    packed = loader.linear(head, loader.quantization.head)
+    return loader.copy(names.embedding), packed

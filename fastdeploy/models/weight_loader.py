@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and packs the tensors of a checkpoint, one at a time; the parts of a model say which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import paddle
+from paddle import Tensor
+
+from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.models.weight_source import WeightSource
+from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.registry import selected_backend
+
+Shapes = dict[str, tuple[int, ...]]
+Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
+LinearKind = Literal["qkv", "output", "gate_up", "down", "head"]
+
+
+@dataclass(frozen=True)
+class StoredLinear:
+    """A linear layer as a checkpoint in torch layout stores it; its name omits .weight and .bias."""
+
+    name: str
+    out_features: int
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """A linear layer of the model, which is packed from stored layers that have the same input.
+
+    Attributes:
+        kind: its place in the model; `gate_up` is packed as a gated layer.
+        stored: the stored layers in order.
+        in_features: the input's width.
+        has_bias: whether each stored layer has a bias.
+    """
+
+    kind: LinearKind
+    stored: tuple[StoredLinear, ...]
+    in_features: int
+    has_bias: bool = False
+
+    @property
+    def shapes(self) -> Shapes:
+        """Return the name and shape of every tensor that is packed."""
+        shapes = Shapes()
+        for stored in self.stored:
+            shapes[f"{stored.name}.weight"] = (stored.out_features, self.in_features)
+            if self.has_bias:
+                shapes[f"{stored.name}.bias"] = (stored.out_features,)
+        return shapes
+
+
+class WeightLoader:
+    """Reads, converts and packs tensors whose names and shapes have been checked.
+
+    Attributes:
+        dtype: of weights and activations in this run.
+        source: the tensors.
+        quantization: weight format of each part of the model.
+    """
+
+    def __init__(
+        self,
+        dtype: str,
+        source: WeightSource,
+        shapes: Mapping[str, tuple[int, ...]],
+        on_progress: Progress | None,
+        quantization: QuantizationConfig,
+    ) -> None:
+        """Store where the tensors are.
+
+        Args:
+            shapes: of all tensors that will be read, for the progress.
+            on_progress: called with (name of the phase, fraction done) after each tensor.
+        """
+        self.dtype = dtype
+        self.source = source
+        self.quantization = quantization
+        self._shapes = shapes
+        self._on_progress = on_progress
+        self._num_total = sum(map(prod, shapes.values()))
+        self._num_done = 0
+
+    def copy(self, name: str) -> Tensor:
+        """Return a copy of one tensor on the device."""
+        return selected_backend().place(self.read(name))
+
+    def read(self, name: str) -> Tensor:
+        """Return a copy of one tensor in the model's dtype on the host, which does not depend on the mapped file."""
+        self.advance([name])
+        return self.source.read(name).astype(self.dtype).clone()
+
+    def linear(self, spec: LinearSpec, quantization: str) -> PackedLinear:
+        """Pack a linear layer in a weight format."""
+        names = [f"{stored.name}.weight" for stored in spec.stored]
+        pieces = [piece for name in names for piece in self.source.pieces(name, self.dtype)]
+        bias = paddle.concat([self.read(f"{stored.name}.bias") for stored in spec.stored]) if spec.has_bias else None
+        packed = pack_linear(pieces, bias, quantization, is_gated=spec.kind == "gate_up")
+        self.advance(names)
+        return packed
+
+    def advance(self, names: list[str]) -> None:
+        """Report that these tensors have been read."""
+        self._num_done += sum(prod(self._shapes[name]) for name in names)
+        if self._on_progress is not None:
+            self._on_progress("loading weights", self._num_done / self._num_total)
