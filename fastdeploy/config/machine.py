@@ -43,7 +43,10 @@ def processor_name() -> str:
 
 
 def available_memory_bytes() -> int:
-    """Return the available memory in bytes: the kernel's MemAvailable, or what the cgroup leaves if that is less."""
+    """Return the available memory in bytes: the kernel's MemAvailable, or what the cgroup leaves if that is less.
+
+    Cached pages of files, such as those of a checkpoint that was just copied, do not count as used in either.
+    """
     found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     if found is None:
         raise OSError("/proc/meminfo has no MemAvailable")
@@ -51,8 +54,18 @@ def available_memory_bytes() -> int:
     limit = _read_int(_CGROUP / "memory.max")
     used = _read_int(_CGROUP / "memory.current")
     if limit is not None and used is not None:
-        available = min(available, max(0, limit - used))
+        available = min(available, max(0, limit - used + _cached_file_bytes()))
     return available
+
+
+def _cached_file_bytes() -> int:
+    """Return the bytes of cached files in the cgroup, which the kernel takes back when memory is needed."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counters = dict(line.split() for line in lines)
+    return int(counters.get("active_file", 0)) + int(counters.get("inactive_file", 0))
 
 
 def _read_int(file: Path) -> int | None:

@@ -30,6 +30,7 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.kv_transfer import KVTransfer
 from fastdeploy.engine.memory_plan import MemoryPlan, allocate_kv_caches, plan_memory
 from fastdeploy.engine.output_processor import OutputProcessor
+from fastdeploy.engine.weight_memory import check_weights_fit
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.kv_cache.arena import Arena
 from fastdeploy.kv_cache.manager import KVCacheManager
@@ -91,6 +92,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     """
     spec = _read_model_files(config)
     config, model_config, max_model_len = spec.config, spec.model_config, spec.max_model_len
+    check_weights_fit(model_config, config.quantization)
     structured_output = _make_structured_output(spec)  # reads the vocabulary while the weights are loaded
     drafting = find_drafting_model(config, model_config, spec.tokenizer, spec.vocab_limit, max_model_len)
 

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses a model whose weights do not fit into the memory, before any of them is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.weights import expected_shapes
+from fastdeploy.ops.linear import GROUP, NO_QUANTIZATION
+from fastdeploy.ops.registry import selected_backend
+
+PARTS = ("experts", "mlp", "attention", "head", "other")
+_CANDIDATES = (NO_QUANTIZATION, "wint8", "wint4")  # w8a8 and w4a8 take the same memory as wint8 and wint4
+_VALUE_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+def check_weights_fit(config: ModelConfig, quantization: QuantizationConfig) -> None:
+    """Compare the bytes of the weights, which follow from config.json, with the free memory.
+
+    Padding and buffers come on top, so that a model that passes may still not fit.
+
+    Raises:
+        ConfigError: the weights take more; names the bytes of each part in each format, and a format that fits.
+    """
+    free_bytes = selected_backend().free_memory_bytes()
+    used = weight_bytes(config, quantization)
+    if sum(used.values()) <= free_bytes:
+        return
+    smaller = {flags: sizes for flags, sizes in _candidates(config).items() if sum(sizes.values()) < sum(used.values())}
+    fitting = next((flags for flags, sizes in smaller.items() if sum(sizes.values()) <= free_bytes), None)
+    sizes = {config.dtype if quantization.is_none else str(quantization): used, **smaller}
+    raise ConfigError(
+        "model",
+        f"{config.path}: the weights take {_gib(sum(used.values()))} GiB, and {_gib(free_bytes)} GiB are free: "
+        f"{'no format fits' if fitting is None else f'{fitting} fits'} "
+        f"({'; '.join(f'{name}: {_describe(size)}' for name, size in sizes.items())})",
+    )
+
+
+def _candidates(config: ModelConfig) -> dict[str, Mapping[str, int]]:
+    """Return flags that choose a format -> the bytes of each part with them, beginning with the most exact format."""
+    narrow, dtype = replace(config, dtype="bfloat16"), [] if config.dtype == "bfloat16" else ["--dtype bfloat16"]
+    flags = {name: [] if name == NO_QUANTIZATION else [f"--quantization {name}"] for name in _CANDIDATES}
+    return {
+        " ".join(dtype + flags[name]): weight_bytes(narrow, QuantizationConfig.from_value(name)) for name in _CANDIDATES
+    }
+
+
+def weight_bytes(config: ModelConfig, quantization: QuantizationConfig) -> Mapping[str, int]:
+    """Return the bytes of each of PARTS, without padding; `other` has the embedding, the norms, biases and routers."""
+    architecture = find_architecture(config)
+    shapes, names = expected_shapes(config, architecture), architecture.names
+    head = f"{names.head}.weight"
+    formats = {
+        "experts": quantization.mlp,
+        "mlp": quantization.mlp,
+        "attention": quantization.attention,
+        "head": quantization.head,
+        "other": NO_QUANTIZATION,
+    }
+    if config.tie_word_embeddings:  # one table serves both, unless the head is quantized
+        table = shapes[names.embedding] if quantization.head != NO_QUANTIZATION else shapes.pop(names.embedding)
+        shapes = {**shapes, head: table}
+    sizes = Counter[str]()
+    for name, shape in shapes.items():
+        part = "head" if name == head else _part(name, shape)
+        sizes[part] += _tensor_bytes(shape, formats[part], _VALUE_BYTES[config.dtype])
+    return sizes
+
+
+def _part(name: str, shape: tuple[int, ...]) -> str:
+    """Return the part to which a tensor belongs, by the names of modules in the layout of Hugging Face."""
+    modules = name.split(".")
+    if len(shape) < 2 or modules[-2] == "gate":
+        return "other"
+    named = {"experts": "experts", "mlp": "mlp", "self_attn": "attention"}
+    return next((part for module, part in named.items() if module in modules), "other")
+
+
+def _tensor_bytes(shape: tuple[int, ...], quantization: str, value_bytes: int) -> int:
+    if quantization == NO_QUANTIZATION:
+        return prod(shape) * value_bytes
+    num_outputs, num_inputs = shape
+    if quantization in ("wint4", "w4a8"):
+        return num_outputs * (num_inputs // 2 + 2 * -(-num_inputs // GROUP))  # a bf16 scale per group
+    return num_outputs * (num_inputs + 4)  # an fp32 scale per output
+
+
+def _describe(sizes: Mapping[str, int]) -> str:
+    parts = ", ".join(f"{part} {_gib(sizes[part])}" for part in PARTS if sizes[part] >= 0.005 * 2**30)
+    return f"{_gib(sum(sizes.values()))} GiB = {parts}"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f}"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model whose weights do not fit is refused before it is loaded, with the bytes of its parts in each format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastdeploy.config import machine
+from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import FORMATS, UNQUANTIZED, QuantizationConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.engine.weight_memory import check_weights_fit, weight_bytes
+from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.models.loader import load_model
+from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.weights import expected_shapes
+from fastdeploy.ops.registry import select_backend
+
+DEMO = ModelConfig.from_pretrained(resolve_model_path("demo"))
+MEBIBYTE = 1 << 20
+LARGE = replace(
+    DEMO,
+    path="large",
+    num_layers=8,
+    hidden_size=4096,
+    intermediate_size=16384,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+)
+
+
+def free(monkeypatch: pytest.MonkeyPatch, num_bytes: float) -> None:
+    monkeypatch.setattr(type(select_backend("cpu")), "free_memory_bytes", lambda self: int(num_bytes))
+
+
+def refusal(config: ModelConfig, quantization: QuantizationConfig = UNQUANTIZED) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_weights_fit(config, quantization)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("format", [*FORMATS, {"attention": "wint8", "mlp": "wint4"}, {"head": "w8a8"}])
+def test_bytes_are_those_of_the_loaded_weights(format: str | dict[str, str], is_tied: bool) -> None:
+    select_backend("cpu")
+    quantization, config = QuantizationConfig.from_value(format), replace(DEMO, tie_word_embeddings=is_tied)
+    model = load_model(config, max_rows=16, max_model_len=64, load_choices="dummy", quantization=quantization)
+    shapes = expected_shapes(config, find_architecture(config)).values()
+    norm_bytes = sum(2 * shape[0] for shape in shapes if len(shape) == 1)
+    sizes = weight_bytes(config, quantization)
+    assert sum(sizes.values()) == model.num_weight_bytes + norm_bytes
+    assert set(sizes) == {"mlp", "attention", "head", "other"} and sizes["mlp"] > sizes["attention"] > sizes["head"]
+
+
+def test_refusal_names_the_bytes_of_each_format_and_the_first_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 1.5 * 2**30)
+    assert refusal(LARGE) == (
+        "model: large: the weights take 3.66 GiB, and 1.50 GiB are free: --quantization wint4 fits ("
+        "bfloat16: 3.66 GiB = mlp 3.00, attention 0.62, head 0.03; "
+        "--quantization wint8: 1.86 GiB = mlp 1.50, attention 0.31, head 0.02, other 0.03; "
+        "--quantization wint4: 0.98 GiB = mlp 0.77, attention 0.16, head 0.02, other 0.03)"
+    )
+    free(monkeypatch, 3 * 2**30)
+    assert ": --quantization wint8 fits (" in refusal(LARGE)
+    free(monkeypatch, 0.9 * 2**30)
+    assert ": no format fits (" in refusal(LARGE)
+    free(monkeypatch, 4 * 2**30)
+    check_weights_fit(LARGE, UNQUANTIZED)
+
+
+def test_refusal_lists_only_formats_that_are_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 2**30)
+    message = refusal(LARGE, QuantizationConfig.from_value({"attention": "w8a8", "mlp": "wint8"}))
+    assert "(attention w8a8, mlp wint8, head none: 1.85 GiB = " in message
+    assert "--quantization wint4: 0.98 GiB" in message and "wint8: 1.86" not in message and "bfloat16" not in message
+
+
+def test_float32_weights_are_offered_as_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 5 * 2**30)
+    message = refusal(replace(LARGE, dtype="float32"))
+    assert ": --dtype bfloat16 fits (float32: 7.31 GiB" in message
+    assert "; --dtype bfloat16 --quantization wint8: 1.86 GiB = " in message
+
+
+def test_engine_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 20 * MEBIBYTE)
+    with pytest.raises(ConfigError, match=r"the weights take 0.02 GiB.* --quantization wint8 fits"):
+        make_engine(EngineConfig(model="demo"))
+
+
+def test_cached_files_do_not_count_as_used_memory_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{64 * MEBIBYTE}\n")
+    (tmp_path / "memory.current").write_text(f"{60 * MEBIBYTE}\n")
+    assert machine.available_memory_bytes() == 4 * MEBIBYTE
+    (tmp_path / "memory.stat").write_text(
+        f"anon {20 * MEBIBYTE}\nfile {40 * MEBIBYTE}\ninactive_file {30 * MEBIBYTE}\nactive_file {9 * MEBIBYTE}\n"
+    )
+    assert machine.available_memory_bytes() == 43 * MEBIBYTE
