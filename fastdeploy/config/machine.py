@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from fastdeploy.config.env import read_env
+from fastdeploy.config.numa import bound_memory_bytes
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -43,14 +44,17 @@ def processor_name() -> str:
 
 
 def available_memory_bytes() -> int:
-    """Return the available memory in bytes: the kernel's MemAvailable, or what the cgroup leaves if that is less.
+    """Return the available memory in bytes.
 
-    Cached pages of files, such as those of a checkpoint that was just copied, do not count as used in either.
+    It is the least of the kernel's MemAvailable, what the cgroup's limit leaves, and what those memory nodes leave to
+    which the process is bound. Cached pages of files, such as a checkpoint that was just copied, do not count as used.
     """
     found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     if found is None:
         raise OSError("/proc/meminfo has no MemAvailable")
-    available = int(found[1]) * 1024
+    available, bound = int(found[1]) * 1024, bound_memory_bytes()
+    if bound is not None:
+        available = min(available, bound)
     limit = _read_int(_CGROUP / "memory.max")
     used = _read_int(_CGROUP / "memory.current")
     if limit is not None and used is not None:
