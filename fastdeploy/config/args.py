@@ -20,7 +20,7 @@ from fastdeploy.config.flag import CLUSTER, SERVE_ONLY, SERVER, FlagClass
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS
 from fastdeploy.config.gpu_config import GpuConfig
 from fastdeploy.config.machine import resolve_device
-from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.resolve_flags import (
     COMMAND_LINE,
     LLM_ARGUMENT,
@@ -196,7 +196,7 @@ def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
     if "device" in engine:
         engine["device"] = resolve_device(engine["device"])
     builders: dict[str, Callable[[], object]] = {
-        "quantization": lambda: QuantizationConfig.from_value(engine.pop("quantization", "none")),
+        "quantization": lambda: QuantizationConfig.from_value(engine.pop("quantization", UNQUANTIZED)),
         "gpu": lambda: GpuConfig(**_section("gpu", values)),
         "cache": lambda: CacheConfig(**_section("cache", values)),
         "scheduler": lambda: SchedulerConfig(**_section("scheduler", values)),

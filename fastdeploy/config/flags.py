@@ -19,7 +19,8 @@ __all__ = ["FLAGS", "FLAG_BY_NAME", "Flag", "FlagClass"]
 
 _QUANTIZATION_HELP = (
     "none, wint8, wint4 (integer weights), w8a8 or w4a8 (integer activations as well), quantized at load; or a format "
-    'per part, such as \'{"attention": "wint8", "mlp": "wint4", "head": "none"}\' (default: none)'
+    'per part (attention, mlp, experts, head), such as \'{"attention": "wint8", "mlp": "wint4"}\' (default: what '
+    "config.json asks for, else none)"
 )
 _SPECULATIVE_HELP = 'such as \'{"method": "ngram", "num_speculative_tokens": 5}\' (default: no speculation)'
 _GRAPHS_HELP = (

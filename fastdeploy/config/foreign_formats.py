@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.quantization import FORMATS, MIXED, UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 
 _REFUSED_FILES = {
@@ -64,17 +65,22 @@ def refuse_foreign_folder(directory: Path) -> None:
         raise ConfigError("model", f"{directory}: GGUF checkpoints are not supported")
 
 
-def refuse_quantization(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse the config.json of a quantized checkpoint.
+def read_quantization(raw: Mapping[str, Any], where: str) -> QuantizationConfig:
+    """Return the formats that config.json asks for in FastDeploy's way; refuse that of a quantized checkpoint.
 
     Raises:
         ConfigError: names the method, after `where`.
     """
     quantization = raw.get("quantization_config") or raw.get("compression_config")
     if not quantization:
-        return
+        return UNQUANTIZED
     found = quantization if isinstance(quantization, Mapping) else {}
     method = str(found.get("quant_method") or found.get("quantization") or "unknown")
+    if method in (MIXED, *FORMATS) and not _quantization_form(found) and "quant_method" not in found:
+        try:
+            return QuantizationConfig.from_value(found)
+        except ConfigError as error:
+            raise ConfigError("quantization_config", f"{where}{error}") from None
     raise ConfigError(
         "quantization_config",
         f"{where}checkpoints quantized with {method!r:.120}{_quantization_form(found)} are not supported; {_INSTEAD}",

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
-from fastdeploy.config.foreign_formats import describe_foreign_architecture, refuse_foreign_folder, refuse_quantization
+from fastdeploy.config.foreign_formats import describe_foreign_architecture, read_quantization, refuse_foreign_folder
+from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
 from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, RANGES
@@ -90,6 +91,7 @@ class ModelConfig:
         layout_mark: key of config.json that tells the layout of the weights: paddlenlp_version, or transformers_version
             or torch_dtype for torch layout.
         has_int8_cache: keys and values are cached in int8 in this run.
+        quantization: weight formats that config.json asks for.
     """
 
     path: str
@@ -114,11 +116,25 @@ class ModelConfig:
     generation: GenerationDefaults
     layout_mark: str | None = field(default=None, compare=False, repr=False)
     has_int8_cache: bool = field(default=False, repr=False)  # repr names the checkpoint
+    quantization: QuantizationConfig = field(default=UNQUANTIZED, repr=False)
 
     @property
     def kv_cache_dtype(self) -> str:
         """Return the type of cached keys and values: int8, or that of the activations."""
         return "int8" if self.has_int8_cache else self.dtype
+
+    @property
+    def has_experts(self) -> bool:
+        """Return whether a router chooses from experts in any layer."""
+        return getattr(self, "experts", None) is not None
+
+    def weight_formats(self, requested: QuantizationConfig) -> QuantizationConfig:
+        """Return the weight format of each part: what is requested, else what config.json asks for.
+
+        Raises:
+            ConfigError: there is a format for experts, but the model has none.
+        """
+        return (requested if requested.is_given else self.quantization).for_model(self.has_experts)
 
     @property
     def max_context_len(self) -> int:
@@ -197,7 +213,7 @@ def parse_model_config(
     """
     where = f"{path}/config.json: " if path else ""
     architecture = _architecture(raw, where)
-    refuse_quantization(raw, where)
+    quantization = read_quantization(raw, where)
     check_values(raw, MODEL_KEYS, where)
     check_values(generation, GENERATION_KEYS, where.replace("config.json", "generation_config.json"))
     _refuse_unsupported(raw)
@@ -241,6 +257,7 @@ def parse_model_config(
         eos_token_ids=_eos_token_ids(raw, generation, vocab_size),
         generation=_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
+        quantization=quantization,
     )
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats to which weights are quantized at load."""
+"""Formats to which weights are quantized."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 from fastdeploy.config.flag import Flag, check_fields, choice
@@ -12,58 +12,103 @@ from fastdeploy.core.errors import ConfigError, did_you_mean
 
 FORMATS = ("none", "wint8", "wint4", "w8a8", "w4a8")
 _CACHE_FORMAT, _CACHE_PART = "kvcache", "kv_cache_quant_type"  # FastDeploy 2.x's names for a quantized KV cache
-_HEADS = {"wint4": "wint8", "w4a8": "w8a8"}  # per byte saved, four bits cost more quality in the head than in layers
+_EIGHT_BITS = {"wint4": "wint8", "w4a8": "w8a8"}
+"""Format of four bits -> the format of the parts in which four bits cost more quality per byte saved."""
+_METHOD, MIXED = "quantization", "mix_quant"  # FastDeploy 2.x's key, and its value for a format per kind of layer
+_MIXED_PARTS = ("dense_quant_type", "moe_quant_type")
+_OFFLINE = ("is_quantized", "is_moe_quantized")
 
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """The formats of the linear layers of attention, of the MLPs and of the vocabulary head, tied or not.
+    """Weight formats, as a flag or a checkpoint gives them; `for_model` tells what they mean for a model.
 
-    The embedding and the norms are not quantized.
+    Embeddings, norms and the gates of routers are not quantized.
+
+    Attributes:
+        attention: the linear layers of attention.
+        mlp: dense feed-forward blocks, and the experts that every row uses.
+        experts: the experts that a router chooses from; None if none were given.
+        head: the vocabulary head, tied or not.
+        name: the format that was given for all parts, which then have those of a model without experts; else empty.
     """
 
     attention: Annotated[str, choice(*FORMATS)] = "none"
     mlp: Annotated[str, choice(*FORMATS)] = "none"
+    experts: Annotated[str | None, choice(*FORMATS)] = None
     head: Annotated[str, choice(*FORMATS)] = "none"
+    name: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self, "quantization.")
 
     @classmethod
     def from_value(cls, value: str | Mapping[str, Any] | QuantizationConfig) -> QuantizationConfig:
-        """Make it from a mapping of parts to formats, or from one format for all parts.
-
-        With a format of four bits for all parts, the head has eight.
+        """Make it from a mapping of parts to formats, from one format for all parts, or from FastDeploy's mapping.
 
         Raises:
-            ConfigError: an unknown format or part.
+            ConfigError: an unknown format, part or key.
         """
         if isinstance(value, QuantizationConfig):
             return value
         if isinstance(value, Mapping):
-            return cls(**_known_parts(value))
+            if _METHOD in value:
+                return _from_fastdeploy(value)
+            parts = cls(**_known_parts(value))
+            return parts if parts.is_given else cls(name="none")
         if value == _CACHE_FORMAT:
             raise ConfigError("quantization", f"{value!r} is for the KV cache: use --kv-cache-dtype int8")
-        name, value = value, value.lower()
-        if value not in FORMATS:
-            raise ConfigError(
-                "quantization",
-                f"expected one of {', '.join(FORMATS)}, or a JSON mapping of parts, got {name!r}"
-                f"{did_you_mean(value, FORMATS)}",
-            )
-        return cls(attention=value, mlp=value, head=_HEADS.get(value, value))
+        name = _known_format("quantization", value, ", or a JSON mapping of parts")
+        return cls(attention=name, mlp=name, head=_EIGHT_BITS.get(name, name), name=name)
 
     @property
     def is_none(self) -> bool:
         """Return whether no part is quantized."""
-        return self == UNQUANTIZED
+        return all(format in ("none", None) for format in self._parts.values())
+
+    @property
+    def is_given(self) -> bool:
+        """Return whether anything was given, be it `none`."""
+        return self != UNQUANTIZED
+
+    def for_model(self, has_experts: bool) -> QuantizationConfig:
+        """Return the format of each part of a model.
+
+        One format for all parts means that format, but for four bits: the head, and on models with experts everything
+        but the experts, then has eight.
+
+        Raises:
+            ConfigError: there is a format for experts, but the model has none.
+        """
+        if not has_experts:
+            if self.experts is not None:
+                raise ConfigError("quantization.experts", "the model has no experts; expected attention, mlp, head")
+            return replace(self, name="")
+        if not self.name:
+            return replace(self, experts=self.experts or "none")
+        rest = _EIGHT_BITS.get(self.name, self.name)
+        return QuantizationConfig(attention=rest, mlp=rest, experts=self.name, head=rest)
+
+    def for_draft_model(self) -> QuantizationConfig:
+        """Return what a draft model takes over from its target: everything but an explicit format for experts."""
+        return replace(self, experts=None)
+
+    def to_value(self) -> str | dict[str, str]:
+        """Return what `from_value` makes this from."""
+        if self.name or not self.is_given:
+            return self.name or "none"
+        return {name: format for name, format in self._parts.items() if format is not None}
 
     def __str__(self) -> str:
-        """Return the format of each part, or of all if they have the same."""
-        parts = {part.name: getattr(self, part.name) for part in fields(self)}
-        if len(set(parts.values())) == 1:
-            return self.head
+        """Return the format of each part, or of all if they have the same or were given one."""
+        parts = {name: format for name, format in self._parts.items() if format is not None}
+        if self.name or len(set(parts.values())) == 1:
+            return self.name or self.head
         return ", ".join(f"{name} {format}" for name, format in parts.items())
+
+    @property
+    def _parts(self) -> dict[str, str | None]:
+        return {name: getattr(self, name) for name in _part_names()}
 
 
 UNQUANTIZED = QuantizationConfig()
@@ -82,12 +127,61 @@ def quantization_format(**keys: Any) -> Flag:
     return Flag("str_or_json", f"one of {', '.join(FORMATS)}, or a mapping of parts to them", is_valid, **keys)
 
 
+def _part_names() -> list[str]:
+    return [part.name for part in fields(QuantizationConfig) if part.name != "name"]
+
+
+def _known_format(field: str, value: Any, or_else: str = "") -> str:
+    """Return a format in small letters.
+
+    Args:
+        or_else: what else the message names as expected.
+    """
+    name = value.lower() if isinstance(value, str) else ""
+    if name not in FORMATS:
+        hint = did_you_mean(name, FORMATS)
+        raise ConfigError(field, f"expected one of {', '.join(FORMATS)}{or_else}, got {value!r:.120}{hint}")
+    return name
+
+
 def _known_parts(value: Mapping[str, Any]) -> dict[str, str]:
-    known = [part.name for part in fields(QuantizationConfig)]
+    known = _part_names()
     for name in value:
         if name == _CACHE_PART:
-            raise ConfigError(f"quantization.{name}", "is not a part of the weights: use --kv-cache-dtype int8")
+            _refuse_cache_part()
         if name not in known:
             hint = did_you_mean(name, known)
             raise ConfigError(f"quantization.{name}", f"unknown part, expected {', '.join(known)}{hint}")
     return {name: str(format).lower() for name, format in value.items()}
+
+
+def _from_fastdeploy(value: Mapping[str, Any]) -> QuantizationConfig:
+    """Read a mapping with FastDeploy 2.x's keys: `quantization`, and two formats if that is mix_quant.
+
+    Raises:
+        ConfigError: a format or key is unknown, or the mapping says that the weights are quantized already.
+    """
+    keys = {name: item for name, item in value.items() if item is not None}
+    method = keys.pop(_METHOD, None)
+    if keys.pop(_CACHE_PART, None) is not None:
+        _refuse_cache_part()
+    for name in _OFFLINE:
+        if keys.pop(name, False) is not False:
+            raise ConfigError(f"quantization.{name}", "weights quantized offline by FastDeploy are not supported")
+    known = _MIXED_PARTS if method == MIXED else ()
+    for name in keys:
+        if name not in known:
+            expected = ", ".join((_METHOD, *known))
+            raise ConfigError(
+                f"quantization.{name}", f"unknown key beside {_METHOD} {method!r:.60}, expected {expected}"
+            )
+    if method != MIXED:
+        if not isinstance(method, str):
+            raise ConfigError(f"quantization.{_METHOD}", f"expected {MIXED} or a format, got {method!r:.120}")
+        return QuantizationConfig.from_value(method)
+    dense, experts = (_known_format(f"quantization.{name}", keys.get(name)) for name in _MIXED_PARTS)
+    return QuantizationConfig(attention=dense, mlp=dense, experts=experts, head=dense)
+
+
+def _refuse_cache_part() -> None:
+    raise ConfigError(f"quantization.{_CACHE_PART}", "is not a part of the weights: use --kv-cache-dtype int8")

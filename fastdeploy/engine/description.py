@@ -24,7 +24,7 @@ def make_fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[st
         "checkpoint": digest_checkpoint(model_config, config.load_choices),
         "dtype": model_config.dtype,
         "kv_cache_dtype": model_config.kv_cache_dtype,
-        "quantization": str(config.quantization),
+        "quantization": str(model_config.weight_formats(config.quantization)),
         "backend": backend.device,
         **backend.describe(),
         **({"reference_operators": references} if references else {}),

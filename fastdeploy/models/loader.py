@@ -42,7 +42,7 @@ def load_model(
         dtype: overrides config.dtype.
         seed: of the dummy weights.
         on_progress: called with (name of the phase, fraction done).
-        quantization: weight format of each part of the model.
+        quantization: weight formats; those of config.json if none are given.
 
     Raises:
         ConfigError: the architecture, context length, load choice or file is not supported, or tensors do not match.
@@ -51,6 +51,7 @@ def load_model(
         config = replace(config, dtype=dtype)
     architecture = find_architecture(config)
     config.check_max_model_len(max_model_len)
+    quantization = config.weight_formats(quantization)
     with selected_backend().on_host():
         source, layout = _open(config, architecture, load_choices, seed)
         weights = load_weights(config, architecture, source, on_progress, layout, quantization)

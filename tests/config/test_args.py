@@ -110,7 +110,7 @@ def test_quantization_is_a_name_or_a_mapping_of_parts(text: str, formats: tuple[
             "quantization",
             r"none, wint8, wint4, w8a8, w4a8, .* got 'wint5'; did you mean 'wint8'\? \(.*serve.yaml\)",
         ),
-        ("quantization: {dense: wint8}", "quantization.dense", "unknown part, expected attention, mlp, head"),
+        ("quantization: {dense: wint8}", "quantization.dense", "unknown part, expected attention, mlp, experts, head"),
     ],
 )
 def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: str, message: str) -> None:

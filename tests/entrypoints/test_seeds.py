@@ -264,4 +264,4 @@ def test_every_configuration_file_is_understood(file: Path) -> None:
     if "prefill" in file.stem or "decode" in file.stem:
         assert args.cluster.splitwise_role == file.stem.rpartition("-")[2]
     else:
-        assert str(args.engine.quantization) == "attention wint4, mlp wint4, head wint8"
+        assert str(args.engine.quantization) == "wint4"

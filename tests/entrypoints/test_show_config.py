@@ -14,6 +14,7 @@ import pytest
 from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.flags import FLAGS, FlagClass
 from fastdeploy.config.model_config import local_model_path
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.operators import device_line
 from fastdeploy.entrypoints.cli.show_config import main
@@ -122,7 +123,8 @@ def test_yaml_output_is_a_file_with_the_same_configuration(
     copy = tmp_path / "copy.yaml"
     copy.write_text(printed)
     again, before = parse_serve_args(["--config", str(copy)]), parse_serve_args(flags)
-    engine = replace(before.engine, max_model_len=2048)  # the model is known
+    unquantized = QuantizationConfig.from_value("none")
+    engine = replace(before.engine, max_model_len=2048, quantization=unquantized)  # the model is known
     assert (again.engine, again.server, again.cluster) == (engine, before.server, before.cluster)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -40,18 +40,20 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--output-format", choices=("yaml", "json"), default="yaml", help="format of the output")
     own_args, flags = parser.parse_with_engine_flags(arguments)
-    args = with_known_context(parse_serve_args(flags, read_env()))
+    args = with_known_model(parse_serve_args(flags, read_env()))
     values = resolved_values(args)
     device = describe_device(args.engine.device)
     print((_as_json if own_args.output_format == "json" else _as_yaml)(values, args.notes, device))
     return 0
 
 
-def with_known_context(args: ServeArgs) -> ServeArgs:
-    """Return the configuration with the default context of a local model, or with a note why that is not known.
+def with_known_model(args: ServeArgs) -> ServeArgs:
+    """Return the configuration with the default context and the weight formats of a local model.
+
+    If the model cannot be read, a note says that they are not known.
 
     Raises:
-        ConfigError: `max_model_len` is more than the model's limit.
+        ConfigError: `max_model_len` is more than the model's limit, or there is a format for experts that it lacks.
     """
     engine, path = args.engine, local_model_path(args.engine.model)
     try:
@@ -63,7 +65,10 @@ def with_known_context(args: ServeArgs) -> ServeArgs:
         return replace(args, notes=(*args.notes, note))
     with errors_name_the_origin(args.provenance):
         max_model_len = model.choose_max_model_len(engine.max_model_len)
-    return args if engine.max_model_len else replace(args, engine=replace(engine, max_model_len=max_model_len))
+        model.weight_formats(engine.quantization)
+    formats = engine.quantization if engine.quantization.is_given else model.quantization
+    known = replace(engine, max_model_len=engine.max_model_len or max_model_len, quantization=formats)
+    return replace(args, engine=known)
 
 
 def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:
@@ -85,7 +90,7 @@ def _value(flag: Flag, args: ServeArgs) -> Any:
     if flag.name == "speculative_config":
         return args.engine.speculative.to_mapping()
     if flag.name == "quantization":
-        return asdict(args.engine.quantization)
+        return args.engine.quantization.to_value()
     if flag.section == CLUSTER:
         return args.cluster.shown()[flag.field]
     value = getattr(parts[flag.section], flag.field or flag.name)

@@ -138,18 +138,19 @@ def make_drafter(
 
 
 def _quantization_of(drafting: DraftingModelConfig, config: EngineConfig) -> QuantizationConfig:
-    """Return the formats of the drafting model: those configured, else the target's.
+    """Return the formats of the drafting model: those configured, else its own config.json's, else the target's.
 
     The default head of MTP layers has four bits: with a large vocabulary, the head takes most of the time of a draft
     pass, and drafts are verified anyway.
     """
     assert isinstance(config.speculative, ModelBasedConfig)
-    requested = config.speculative.quantization
+    model, requested = drafting.config, config.speculative.quantization
     if requested is not None:
-        return QuantizationConfig.from_value(requested)
-    if drafting.method == "mtp" and drafting.config.dtype == "bfloat16":
-        return replace(config.quantization, head=MTP_HEAD_FORMAT)
-    return config.quantization
+        return model.weight_formats(QuantizationConfig.from_value(requested))
+    if drafting.method == "mtp":
+        formats = model.weight_formats(config.quantization)
+        return replace(formats, head=MTP_HEAD_FORMAT) if model.dtype == "bfloat16" else formats
+    return model.quantization if model.quantization.is_given else config.quantization.for_draft_model()
 
 
 def describe_drafting_model(
