@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +18,7 @@ from fastdeploy.ops.linear import GROUP, NO_QUANTIZATION
 from fastdeploy.ops.registry import selected_backend
 
 PARTS = ("experts", "mlp", "attention", "head", "other")
-_CANDIDATES = (NO_QUANTIZATION, "wint8", "wint4")  # w8a8 and w4a8 take the same memory as wint8 and wint4
+_FOUR_BITS = {"attention": "wint4", "mlp": "wint4", "experts": "wint4", "head": "wint8"}
 _VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
@@ -35,7 +36,8 @@ def check_weights_fit(config: ModelConfig, quantization: QuantizationConfig) -> 
         return
     smaller = {flags: sizes for flags, sizes in _candidates(config).items() if sum(sizes.values()) < sum(used.values())}
     fitting = next((flags for flags, sizes in smaller.items() if sum(sizes.values()) <= free_bytes), None)
-    sizes = {config.dtype if quantization.is_none else str(quantization): used, **smaller}
+    given = quantization if quantization.is_given else config.quantization
+    sizes = {config.dtype if given.is_none else str(given): used, **smaller}
     raise ConfigError(
         "model",
         f"{config.path}: the weights take {_gib(sum(used.values()))} GiB, and {_gib(free_bytes)} GiB are free: "
@@ -45,21 +47,29 @@ def check_weights_fit(config: ModelConfig, quantization: QuantizationConfig) -> 
 
 
 def _candidates(config: ModelConfig) -> dict[str, Mapping[str, int]]:
-    """Return flags that choose a format -> the bytes of each part with them, beginning with the most exact format."""
-    narrow, dtype = replace(config, dtype="bfloat16"), [] if config.dtype == "bfloat16" else ["--dtype bfloat16"]
-    flags = {name: [] if name == NO_QUANTIZATION else [f"--quantization {name}"] for name in _CANDIDATES}
+    """Return flags that choose formats -> the bytes of each part with them, beginning with the most exact format."""
+    # w8a8 and w4a8 take the same memory as wint8 and wint4.
+    formats: dict[str, str | dict[str, str]] = {f"--quantization {name}": name for name in ("none", "wint8", "wint4")}
+    if config.has_experts:
+        formats[f"--quantization '{json.dumps(_FOUR_BITS)}'"] = _FOUR_BITS
+    narrow, dtype = replace(config, dtype="bfloat16"), "" if config.dtype == "bfloat16" else "--dtype bfloat16 "
     return {
-        " ".join(dtype + flags[name]): weight_bytes(narrow, QuantizationConfig.from_value(name)) for name in _CANDIDATES
+        f"{dtype}{flag}": weight_bytes(narrow, QuantizationConfig.from_value(value)) for flag, value in formats.items()
     }
 
 
 def weight_bytes(config: ModelConfig, quantization: QuantizationConfig) -> Mapping[str, int]:
-    """Return the bytes of each of PARTS, without padding; `other` has the embedding, the norms, biases and routers."""
+    """Return the bytes of each of PARTS, without padding; `other` has the embedding, the norms, biases and routers.
+
+    Args:
+        quantization: weight formats; those of config.json if none are given.
+    """
+    quantization = config.weight_formats(quantization)
     architecture = find_architecture(config)
     shapes, names = expected_shapes(config, architecture), architecture.names
     head = f"{names.head}.weight"
     formats = {
-        "experts": quantization.mlp,
+        "experts": quantization.experts or NO_QUANTIZATION,
         "mlp": quantization.mlp,
         "attention": quantization.attention,
         "head": quantization.head,

@@ -82,10 +82,17 @@ def test_refusal_lists_only_formats_that_are_smaller(monkeypatch: pytest.MonkeyP
     assert "--quantization wint4: 0.98 GiB" in message and "wint8: 1.86" not in message and "bfloat16" not in message
 
 
+def test_formats_of_config_json_count_if_no_flag_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 1.5 * 2**30)
+    config = replace(LARGE, quantization=QuantizationConfig.from_value("wint8"))
+    assert "the weights take 1.86 GiB, and 1.50 GiB are free: --quantization wint4 fits (wint8: 1.86" in refusal(config)
+    check_weights_fit(config, QuantizationConfig.from_value("wint4"))
+
+
 def test_float32_weights_are_offered_as_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 5 * 2**30)
     message = refusal(replace(LARGE, dtype="float32"))
-    assert ": --dtype bfloat16 fits (float32: 7.31 GiB" in message
+    assert ": --dtype bfloat16 --quantization none fits (float32: 7.31 GiB" in message
     assert "; --dtype bfloat16 --quantization wint8: 1.86 GiB = " in message
 
 
