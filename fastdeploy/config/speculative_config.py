@@ -137,6 +137,10 @@ class MTPConfig(ModelBasedConfig, frozen=True, tag="mtp"):
         int,
         integer(1, MAX_MODEL_STEPS, help="draft passes per step, at most K (default: K; 1 with an extension)"),
     ] = _DERIVED
+    mtp_hidden_state: Annotated[
+        str,
+        choice("normed", "raw", help="see [The state that an MTP layer reads](#the-state-that-an-mtp-layer-reads)"),
+    ] = "normed"
     extension: NgramConfig | SuffixDecodingConfig | None = None
     needs_layer: bool = True
 

@@ -52,13 +52,14 @@ def layout_digests(spec: EngineSpec, fingerprint: Fingerprint, drafting: Draftin
     if drafting is not None:
         speculative = spec.config.speculative
         quantization = getattr(speculative, "quantization", None)
+        hidden_state = getattr(speculative, "mtp_hidden_state", None)
         checkpoint = drafting.path and digest_checkpoint(
             replace(drafting.config, path=drafting.path), spec.config.load_choices
         )
-        model = drafting.method, drafting.config.dtype, checkpoint, drafting.num_layers, quantization
+        model = drafting.method, drafting.config.dtype, checkpoint, drafting.num_layers, quantization, hidden_state
         digests["drafting"] = _digest("drafting", target, model)
         if drafting.state_bytes:
-            digests["states"] = _digest("states", target, drafting.method)
+            digests["states"] = _digest("states", target, drafting.method, hidden_state)
     return digests
 
 

@@ -101,10 +101,16 @@ class CausalLM:
         self._head = LogitsHead(weights.head)
         self.shared = SharedParts(context, self._embedding, self._final_norm, self._head)
         self._states: Tensor | None = None
+        self._stored_rows = self.output
 
-    def store_hidden_states(self, states: Tensor) -> None:
-        """Make `forward` write the final hidden state of each row to its slot in states [num_slots, hidden_size]."""
+    def store_hidden_states(self, states: Tensor, is_normed: bool = True) -> None:
+        """Make `forward` write the last hidden state of each row to its slot in states [num_slots, hidden_size].
+
+        Args:
+            is_normed: whether to write the state after the final norm instead of before it.
+        """
         self._states = states
+        self._stored_rows = self.output if is_normed else self._buffers.hidden
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
         """Compute one step: write the keys and values of its rows and return their final hidden states.
@@ -123,7 +129,7 @@ class CausalLM:
             layer(metadata, cache)
         self._final_norm(buffers.hidden, buffers.normed, num_rows)
         if self._states is not None:
-            scatter_rows(buffers.normed, metadata.slot_mapping, self._states, num_rows)
+            scatter_rows(self._stored_rows, metadata.slot_mapping, self._states, num_rows)
         return self.output
 
     def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:

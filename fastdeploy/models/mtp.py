@@ -28,7 +28,7 @@ from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.loader import load_head
-from fastdeploy.models.mtp_forms import FIELD, MTPForm, ernie_form, ernie_layers, find_forms
+from fastdeploy.models.mtp_forms import FIELD, MTPForm, check_hidden_state, ernie_form, ernie_layers, find_forms
 from fastdeploy.models.paddle_layout import StoredSource, name_prefix, stored_fused, stored_whole
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.step_buffers import StepBuffers
@@ -82,6 +82,7 @@ class MTPLayer:
         input_states: [max_rows, hidden_size], the hidden state that each row reads; written by the caller.
         output: [max_rows, hidden_size], the hidden states that the next layer or pass reads.
         head: the head that computes the logits of drafts.
+        reads_normed: whether `input_states` and `output` are states after the final norm instead of before it.
         own_head: its weight if it is not the target's; several layers may share it.
         num_weight_bytes: bytes of the weights that are not the target's, without the head.
         max_rows: maximum number of rows in a pass.
@@ -91,14 +92,14 @@ class MTPLayer:
         self,
         weights: MTPWeights,
         target: CausalLM,
-        feeds_back_normed: bool,
+        reads_normed: bool,
         index: int,
         buffers: MTPBuffers,
     ) -> None:
         """Build the layer.
 
         Args:
-            feeds_back_normed: whether `output` is taken after the final norm.
+            reads_normed: as the attribute.
             index: 0 for the layer that reads the target's hidden states.
         """
         shared, eps = target.shared, target.config.rms_norm_eps
@@ -108,8 +109,8 @@ class MTPLayer:
         self._final_norm = shared.final_norm if weights.final_norm is None else RMSNorm(weights.final_norm, eps)
         self.own_head, self.num_weight_bytes = weights.head, weights.num_bytes
         self.head = shared.head if weights.head is None else LogitsHead(weights.head)
-        self._feeds_back_normed = feeds_back_normed
-        self.output: Tensor = self._buffers.normed if feeds_back_normed else self._buffers.hidden
+        self.reads_normed = reads_normed
+        self.output: Tensor = self._buffers.normed if reads_normed else self._buffers.hidden
         self._emb_projection = Linear(weights.emb_projection, NormParams(weights.emb_norm, eps))
         self._hidden_projection = Linear(weights.hidden_projection, NormParams(weights.hidden_norm, eps))
         self._block = DecoderLayer(weights.block, shared.attention, self._buffers, num_masked_prefix=index + 1)
@@ -127,7 +128,7 @@ class MTPLayer:
         self._emb_projection(normed, hidden, num_rows)
         self._hidden_projection(self.input_states, hidden, num_rows, hidden)
         self._block(metadata, cache)
-        if self._feeds_back_normed:
+        if self.reads_normed:
             self._final_norm(hidden, normed, num_rows)
 
     def compute_logits(self, states: Tensor, num_rows: int, out: Tensor) -> None:
@@ -137,7 +138,7 @@ class MTPLayer:
             states: rows of `output`.
             out: may have fewer columns, a multiple of 64, for the logits of the first ids only.
         """
-        if not self._feeds_back_normed:
+        if not self.reads_normed:
             self._final_norm(states, self._buffers.normed, num_rows)
             states = self._buffers.normed
         weight, num_ids = self.head.weight, out.shape[1]
@@ -145,7 +146,12 @@ class MTPLayer:
 
 
 def load_mtp_layers(
-    target: CausalLM, path: str | None, load_choices: str, quantization: QuantizationConfig, max_layers: int = 1
+    target: CausalLM,
+    path: str | None,
+    load_choices: str,
+    quantization: QuantizationConfig,
+    max_layers: int = 1,
+    hidden_state: str = "normed",
 ) -> list[MTPLayer]:
     """Load the MTP layers of `target`.
 
@@ -155,9 +161,11 @@ def load_mtp_layers(
         quantization: weight format of the layers (the projection has that of attention) and of their head. If the
             target's head has another format, a copy of the head is loaded.
         max_layers: load at most this many layers.
+        hidden_state: `normed` or `raw`; which states of the target layers in ERNIE's form read.
 
     Raises:
-        ConfigError: there is no such layer, tensors do not match, or a dtype other than bfloat16 is quantized.
+        ConfigError: there is no such layer, tensors do not match, other layers than ERNIE's would read `raw` states, or
+            a dtype other than bfloat16 is quantized.
     """
     config = target.config
     check_quantization(config, quantization)
@@ -165,10 +173,10 @@ def load_mtp_layers(
     source: WeightSource
     with selected_backend().on_host():
         if load_choices == "dummy":
-            forms = [ernie_form(config, architecture, 0)]
+            forms = [ernie_form(config, architecture, 0, hidden_state)]
             source = DummySource(forms[0].shapes(config), seed=0)
         else:
-            files = MTPSource(Path(path or config.path), config, architecture)
+            files = MTPSource(Path(path or config.path), config, architecture, hidden_state)
             forms, source = files.forms, files
         loader = WeightLoader(config.dtype, source, source.shapes, None, quantization)
         forms, head = forms[:max_layers], None
@@ -177,15 +185,19 @@ def load_mtp_layers(
         weights = [_load(loader, config, form, head) for form in forms]
     buffers = MTPBuffers(target)
     return [
-        MTPLayer(layer, target, form.feeds_back_normed, i, buffers)
-        for i, (layer, form) in enumerate(zip(weights, forms))
+        MTPLayer(layer, target, form.reads_normed, i, buffers) for i, (layer, form) in enumerate(zip(weights, forms))
     ]
 
 
-def num_mtp_layers(folder: str) -> int:
-    """Return how many MTP layers the tensor names in the checkpoint in `folder` imply, without checking the tensors."""
+def num_mtp_layers(folder: str, hidden_state: str = "normed") -> int:
+    """Return how many MTP layers the tensor names in the checkpoint in `folder` imply, without checking the tensors.
+
+    Raises:
+        ConfigError: the layers do not read `hidden_state`.
+    """
     with selected_backend().on_host():
         names = SafetensorsSource(Path(folder)).shapes
+    check_hidden_state(names, hidden_state)
     return max(1, len(ernie_layers(names))) if any(ERNIE_MARK in name for name in names) else len(nextn_layers(names))
 
 
@@ -215,16 +227,19 @@ class MTPSource(StoredSource):
     as [in, out], where some may be fused.
     """
 
-    def __init__(self, folder: Path, config: ModelConfig, architecture: Architecture) -> None:
+    def __init__(
+        self, folder: Path, config: ModelConfig, architecture: Architecture, hidden_state: str = "normed"
+    ) -> None:
         """Open the files and compare names and shapes.
 
         Raises:
-            ConfigError: there is no layer, or tensors are missing, unexpected or of a wrong shape.
+            ConfigError: there is no layer, tensors are missing, unexpected or of a wrong shape, or the layers do not
+                read `hidden_state`.
         """
         files = SafetensorsSource(folder)
         prefix = name_prefix(files, architecture)
         names = {re.sub(f"^{prefix}\\.", "model.", name): name for name in files.shapes}
-        self.forms = find_forms(names, config, architecture)
+        self.forms = find_forms(names, config, architecture, hidden_state)
         if not self.forms:
             raise ConfigError(
                 FIELD, f"{folder} contains no layer for multi-token prediction (*{ERNIE_MARK}*, *.eh_proj)"

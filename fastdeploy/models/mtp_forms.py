@@ -2,15 +2,16 @@
 """The forms in which checkpoints store layers for multi-token prediction, as data.
 
 At position t + 1 the layer reads proj([emb_norm(embed(x_{t+1})) ; hidden_norm(h_t)]), where h_t is the target's hidden
-state after its final norm. One decoder layer follows, then a norm and a head that predict x_{t+2}. For later drafts,
-the layer's own output replaces h_t. If there are several layers, the k-th one computes draft k: it reads the output of
+state. One decoder layer follows, then a norm and a head that predict x_{t+2}. For later drafts, the layer's own state
+replaces h_t. If there are several layers, the k-th one computes draft k: it reads the output of
 the previous layer in place of h_t, and the token one position further on (DeepSeek-V3 report, section 2.2). The last
 layer computes all later drafts.
 
-- ERNIE 4.5 (`model.mtp_emb_norm.0`, ...): norm, head and embedding are the target's. The output after that norm
-  replaces h_t.
+- ERNIE 4.5 (`model.mtp_emb_norm.0`, ...): norm, head and embedding are the target's. h_t and what replaces it are
+  states after that norm (`normed`) or before it (`raw`), as the layer was trained; the files do not say.
 - DeepSeek-V3 and GLM-4.5 (`model.layers.{number of layers}.enorm`, ...): the layer has its own norm and, if the files
-  contain them, its own head and embedding. The output before the norm replaces h_t.
+  contain them, its own head and embedding. h_t is the target's state after its final norm; the output after the layer's
+  own norm replaces it (docs/decisions/0016-state-of-the-next-draft.md).
 
 The embedding comes first in the projection, as in the released checkpoints, although the DeepSeek-V3 report puts the
 state first. tests/models/test_mtp_training.py shows that a trained layer drafts well only in this order.
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 
 from fastdeploy.config.drafting_checkpoint import ERNIE_MARK
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.layer_parts import LayerParts
 from fastdeploy.models.weight_loader import Shapes
@@ -40,7 +42,8 @@ class MTPForm:
         projection, head: names of linear layers without .weight or .bias; a head of "" is the target's.
         block: the decoder layer.
         has_bias: whether the projection has a bias.
-        feeds_back_normed: whether later draft passes read the output after the final norm instead of before it.
+        reads_normed: whether the layer reads states after the final norm (the target's, and in later draft passes its
+            own) instead of before it.
         name_pattern: regular expression that matches the names of this layer's tensors only.
     """
 
@@ -49,7 +52,7 @@ class MTPForm:
     projection: str
     block: LayerParts
     has_bias: bool
-    feeds_back_normed: bool
+    reads_normed: bool
     name_pattern: str
     embedding: str = ""
     final_norm: str = ""
@@ -69,15 +72,15 @@ class MTPForm:
         return shapes | self.block.shapes
 
 
-def ernie_form(config: ModelConfig, architecture: Architecture, index: int) -> MTPForm:
-    """Return the form of ERNIE 4.5 for the layer of this index."""
+def ernie_form(config: ModelConfig, architecture: Architecture, index: int, hidden_state: str) -> MTPForm:
+    """Return the form of ERNIE 4.5 for the layer of this index; `hidden_state` is `normed` or `raw`."""
     return MTPForm(
         emb_norm=f"model.mtp_emb_norm.{index}.weight",
         hidden_norm=f"model.mtp_hidden_norm.{index}.weight",
         projection=f"model.mtp_linear_proj.{index}",
         block=architecture.block(config, f"model.mtp_block.{index}."),
         has_bias=config.use_bias,
-        feeds_back_normed=True,
+        reads_normed=hidden_state == "normed",
         name_pattern=re.escape(ERNIE_MARK),
     )
 
@@ -96,7 +99,7 @@ def deepseek_form(config: ModelConfig, architecture: Architecture, index: int, n
         projection=f"{prefix}eh_proj",
         block=architecture.block(config, prefix),
         has_bias=False,
-        feeds_back_normed=False,
+        reads_normed=True,
         name_pattern=re.escape(prefix),
         embedding=embedding if embedding in names else "",
         final_norm=f"{prefix}shared_head.norm.weight",
@@ -104,11 +107,32 @@ def deepseek_form(config: ModelConfig, architecture: Architecture, index: int, n
     )
 
 
-def find_forms(names: Collection[str], config: ModelConfig, architecture: Architecture) -> list[MTPForm]:
-    """Return the form of each MTP layer among these tensors, in order."""
+def find_forms(
+    names: Collection[str], config: ModelConfig, architecture: Architecture, hidden_state: str
+) -> list[MTPForm]:
+    """Return the form of each MTP layer among these tensors, in order.
+
+    Args:
+        hidden_state: `normed` or `raw`, which layers in ERNIE's form only can read.
+
+    Raises:
+        ConfigError: the layers are in another form and would not read `raw` states.
+    """
+    check_hidden_state(names, hidden_state)
     if any(ERNIE_MARK in name for name in names):
-        return [ernie_form(config, architecture, index) for index in range(max(1, len(ernie_layers(names))))]
+        return [
+            ernie_form(config, architecture, index, hidden_state) for index in range(max(1, len(ernie_layers(names))))
+        ]
     return [deepseek_form(config, architecture, index, names) for index in nextn_layers(names)]
+
+
+def check_hidden_state(names: Collection[str], hidden_state: str) -> None:
+    """Raise ConfigError if the layers among these tensors are in another form than ERNIE's and would read `raw`."""
+    if hidden_state != "normed" and nextn_layers(names) and not any(ERNIE_MARK in name for name in names):
+        raise ConfigError(
+            "speculative_config.mtp_hidden_state",
+            f"expected normed, got {hidden_state}: only layers in ERNIE's form (*{ERNIE_MARK}*) exist in both variants",
+        )
 
 
 def ernie_layers(names: Collection[str]) -> set[str]:

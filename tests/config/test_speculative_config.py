@@ -60,6 +60,13 @@ def test_mtp_makes_one_draft_pass_per_draft_by_default(method: str) -> None:
     assert (config.model, config.quantization, config.extension) == (None, None, None)
 
 
+def test_an_mtp_layer_reads_normed_states_by_default() -> None:
+    default, raw = (parse_speculative_config({"method": "mtp", **key}) for key in ({}, {"mtp_hidden_state": "raw"}))
+    assert isinstance(default, MTPConfig) and isinstance(raw, MTPConfig)
+    assert (default.mtp_hidden_state, raw.mtp_hidden_state) == ("normed", "raw")
+    assert parse_speculative_config(raw.to_mapping()) == raw
+
+
 @pytest.mark.parametrize(("strategy", "extension"), [("with_ngram", "ngram"), ("with_suffix", "suffix")])
 def test_a_hybrid_has_the_keys_of_both_methods_and_one_draft_pass(strategy: str, extension: str) -> None:
     key = {"ngram": "max_ngram_size", "suffix": "suffix_decoding_max_tree_depth"}[extension]
@@ -132,6 +139,12 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
             "mtp_strategy",
             "expected one of default, with_ngram, with_suffix",
         ),
+        (
+            {"method": "mtp", "mtp_hidden_state": "before"},
+            "mtp_hidden_state",
+            "expected one of normed, raw, got 'before'",
+        ),
+        ({"method": "ngram", "mtp_hidden_state": "raw"}, "mtp_hidden_state", "belongs to method 'mtp'"),
         ({"method": "mtp", "model": 3}, "model", "expected a directory or a name on a hub"),
         ({"method": "mtp", "quantization": "int3"}, "speculative_config.quantization", "expected one of none, wint8"),
         ({"method": "mtp", "prompt_lookup_max": 4}, "max_ngram_size", "belongs to method 'ngram'"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.engine import cluster_group
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import _read_model_files, make_engine
@@ -132,6 +133,9 @@ def test_methods_of_speculation_may_differ_and_drafting_models_have_layouts_of_t
         ["drafting", "target"],
     ]
     assert found["mtp"]["layouts"]["drafting"] != found["draft_model"]["layouts"]["drafting"]
+    speculative = parse_speculative_config({"method": "mtp", "num_speculative_tokens": 3, "mtp_hidden_state": "raw"})
+    raw = cluster_of(clustered(config("mtp", 3), speculative=speculative))["layouts"]
+    assert [part for part in raw if raw[part] == found["mtp"]["layouts"][part]] == ["target"]
 
 
 @pytest.mark.parametrize("block_size", [16, 64])

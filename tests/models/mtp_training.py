@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ DEEPSEEK = {
     "head": "model.layers.{1}.shared_head.head",
     "embedding": "model.layers.{1}.embed_tokens",
 }
-FORMS = {"ernie": ERNIE, "deepseek": DEEPSEEK}
+FORMS = {"ernie": ERNIE, "ernie_raw": ERNIE, "deepseek": DEEPSEEK}
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 LINEARS = (*LINEARS, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
@@ -49,17 +50,21 @@ class DefinedLayer:
     """A layer for multi-token prediction in one of the forms of checkpoints; float32, whole sequences, no cache.
 
     Attributes:
+        form: a key of FORMS.
         weights: the layer's tensors by their names in a checkpoint, linear layers [out, in].
+        hidden_state: `normed` or `raw`, the states that the layer reads.
     """
 
-    def __init__(self, form: str, folder: Path, config: ModelConfig, seed: int, index: int = 0) -> None:
+    def __init__(self, form: str, config: ModelConfig, seed: int, index: int = 0) -> None:
         """Draw random weights for layer `index`; its own head and embedding start as copies of the target's."""
         paddle.seed(seed)
+        self.form = form
         self.names = {part: name.format(index, config.num_layers + index) for part, name in FORMS[form].items()}
         self.config = config
-        self.feeds_back_normed = form == "ernie"
-        stored = load_file(folder / "model.safetensors")
-        self.target = {name: stored[f"model.{name}.weight"].astype("float32") for name in ("embed_tokens", "norm")}
+        self.hidden_state = "raw" if form == "ernie_raw" else "normed"
+        stored = target_tensors()
+        names = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
+        self.target = {part: stored[f"{name}.weight"].astype("float32") for part, name in names.items()}
         hidden, kv = config.hidden_size, config.num_kv_heads * config.head_dim
         inner, query = config.intermediate_size, config.num_heads * config.head_dim
         sizes = [(query, hidden), (kv, hidden), (kv, hidden), (hidden, query)]
@@ -71,29 +76,33 @@ class DefinedLayer:
         norms += [f"{self.names['block']}.{name}_layernorm" for name in ("input", "post_attention")]
         weights |= {f"{name}.weight": paddle.ones([hidden]) for name in norms}
         if form == "deepseek":
-            copies = {"norm": "norm", "head": "embed_tokens", "embedding": "embed_tokens"}
-            weights |= {f"{self.names[own]}.weight": self.target[name].clone() for own, name in copies.items()}
+            weights |= {f"{self.names[part]}.weight": weight.clone() for part, weight in self.target.items()}
         self.weights = weights
 
     def weight(self, name: str) -> Tensor:
         """Return the weight of a part; the target's weight if the form shares it."""
-        shared = {"norm": "norm", "head": "embed_tokens", "embedding": "embed_tokens"}
+        if name in self.target and name not in self.names:
+            return self.target[name]
         own = self.names.get(name, f"{self.names['block']}.{name}")
-        return self.target[shared[name]] if name in shared and name not in self.names else self.weights[f"{own}.weight"]
+        return self.weights[f"{own}.weight"]
 
     def states(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """Return the layer's output states [B, T, hidden] for tokens 1 .. T and states 0 .. T - 1."""
+        """Return the layer's output states [B, T, hidden] for tokens 1 .. T and states 0 .. T - 1.
+
+        They replace `states` for the next draft: after the final norm, which is the layer's own in DeepSeek's form, if
+        `hidden_state` is `normed`, else before it.
+        """
         embedded = self.norm("enorm", F.embedding(tokens, self.weight("embedding")))
         x = self.linear("eh_proj", paddle.concat([embedded, self.norm("hnorm", states)], axis=-1))
         x = x + self.attention(self.norm("input_layernorm", x))
         y = self.norm("post_attention_layernorm", x)
         gated = F.silu(self.linear("mlp.gate_proj", y)) * self.linear("mlp.up_proj", y)
         x = x + self.linear("mlp.down_proj", gated)
-        return self.norm("norm", x) if self.feeds_back_normed else x
+        return self.norm("norm", x) if self.hidden_state == "normed" else x
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits [B, T, vocab] of output states."""
-        return self.linear("head", states if self.feeds_back_normed else self.norm("norm", states))
+        return self.linear("head", states if self.hidden_state == "normed" else self.norm("norm", states))
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps).rsqrt() * self.weight(name)
@@ -131,7 +140,7 @@ def train(layers: Sequence[DefinedLayer], tokens: Tensor, states: Tensor, num_st
 
     Args:
         tokens: [B, T + 1] int64.
-        states: [B, T + 1, hidden], the target's after its final norm.
+        states: [B, T + 1, hidden], the target's that the layers read.
     """
     weights = [weight for layer in layers for weight in layer.weights.values()]
     for weight in weights:
@@ -149,17 +158,57 @@ def train(layers: Sequence[DefinedLayer], tokens: Tensor, states: Tensor, num_st
         weight.stop_gradient = True
 
 
-def write_checkpoint(folder: Path, layers: dict[str, Tensor]) -> None:
-    """Write a copy of the demonstration model with other layers for multi-token prediction."""
+def defined_drafts(layers: list[DefinedLayer], text: list[int], states: Tensor, num_drafts: int) -> list[int]:
+    """Return the drafts after `text` by the definition of the layers: no cache, each from the whole sequence.
+
+    Args:
+        states: [len(text) - 1, hidden], the target's.
+    """
+    drafts: list[int] = []
+    for draft_pass in range(num_drafts):
+        layer = layers[min(draft_pass, len(layers) - 1)]
+        if draft_pass < len(layers):
+            inputs, first = states, draft_pass + 1
+        else:
+            inputs = paddle.concat([inputs, states[-1:]])
+        states = layer.states(paddle.to_tensor([[*text, *drafts][first:]]), inputs[None])[0]
+        drafts.append(int(layer.logits(states[-1:][None]).argmax()))
+    return drafts
+
+
+def target_tensors() -> dict[str, Tensor]:
+    """Return the demonstration model's tensors, with a final norm whose weights differ by powers of two.
+
+    The demonstration model's own are nearly equal, so that a state before the norm leads a layer to the same drafts as
+    the state after it. The head, whose columns are divided by the same powers, gives the same logits as before.
+    """
     tensors = {name: value for name, value in load_file(DEMO / "model.safetensors").items() if ".mtp_" not in name}
+    norm, head = tensors["model.norm.weight"], tensors["model.embed_tokens.weight"]
+    scales, inverse = (
+        paddle.to_tensor(2.0 ** (sign * np.random.default_rng(9).integers(-2, 3, norm.shape))).astype(norm.dtype)
+        for sign in (1, -1)
+    )
+    return tensors | {"model.norm.weight": norm * scales, "lm_head.weight": head * inverse}
+
+
+def write_checkpoint(folder: Path, layers: dict[str, Tensor]) -> None:
+    """Write the target of `target_tensors` with layers for multi-token prediction."""
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    save_file(tensors | layers, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(target_tensors() | layers, folder / "model.safetensors", {"format": "pt"})
 
 
-def engine_of(model: str, method: str, num_steps: int = 2, chunk: int = 256, num_blocks: int | None = None) -> Engine:
-    """Return an engine of a model in the demonstration model's shape, in float32."""
-    is_mtp = method == "mtp"
-    speculative = MTPConfig(num_speculative_tokens=num_steps, adaptive=False) if is_mtp else NaiveConfig()
+def engine_of(
+    model: str, form: str | None, num_steps: int = 2, chunk: int = 256, num_blocks: int | None = None
+) -> Engine:
+    """Return an engine of a model in the demonstration model's shape, in float32; it drafts if there is a form."""
+    hidden_state = "raw" if form == "ernie_raw" else "normed"
+    speculative = (
+        MTPConfig(num_speculative_tokens=num_steps, adaptive=False, mtp_hidden_state=hidden_state)
+        if form
+        else NaiveConfig()
+    )
     return make_engine(
         EngineConfig(
             model=model,
@@ -174,22 +223,29 @@ def engine_of(model: str, method: str, num_steps: int = 2, chunk: int = 256, num
 
 def texts_of(requests: list[GenerationRequest]) -> list[list[int]]:
     """Return the prompts with the outputs of the demonstration model, truncated to one length."""
-    outputs = run_all(engine_of("demo", "naive"), requests)
+    outputs = run_all(engine_of("demo", None), requests)
     texts = [[*r.prompt_token_ids, *outputs[r.request_id, 0].token_ids] for r in requests]
     return [text[: min(map(len, texts))] for text in texts]
 
 
-def states_of(texts: list[list[int]]) -> Tensor:
-    """Return the demonstration model's states [B, T, hidden] after its final norm, of texts of one length."""
-    config, length = ModelConfig.from_pretrained(str(DEMO), dtype="float32"), len(texts[0])
+def states_of(folder: Path, texts: list[list[int]], hidden_state: str = "normed") -> Tensor:
+    """Return the states [B, T, hidden] of a model in the demonstration model's shape, of texts of one length.
+
+    Args:
+        hidden_state: `normed` for states after its final norm, `raw` for those before it.
+    """
+    config, length = ModelConfig.from_pretrained(str(folder), dtype="float32"), len(texts[0])
     model = load_model(config, max_rows=length, max_model_len=length)
     batch, tokens = BatchIndex(length, 1, 8, 16), HostBuffer(length, "int32")
     shape = (8, 16, config.num_kv_heads, config.head_dim, "float32")
     caches = [allocate_kv_cache(*shape) for _ in range(config.num_layers)]
+    states: Tensor = paddle.zeros([8 * 16, config.hidden_size])
+    model.store_hidden_states(states, hidden_state == "normed")
     rows, zero = np.array([length], np.int32), np.zeros(1, np.int32)
     found = []
     for text in texts:
         tokens.array[:] = text
         metadata = batch.fill(rows, zero, zero, [list(range(8))])
-        found.append(model.forward(tokens.tensor, metadata, caches).clone())
+        model.forward(tokens.tensor, metadata, caches)
+        found.append(states[:length].clone())
     return paddle.stack(found)

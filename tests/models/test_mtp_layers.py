@@ -16,7 +16,17 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from tests.exactness.requests import HEADS, run_all
-from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, texts_of, train, write_checkpoint
+from tests.models.mtp_training import (
+    DEMO,
+    FORMS,
+    DefinedLayer,
+    defined_drafts,
+    engine_of,
+    states_of,
+    texts_of,
+    train,
+    write_checkpoint,
+)
 from tests.spec_decode.drafting.engines import Drafts, record_drafts
 
 NUM_DRAFTS = 4  # of two layers: the second one makes the last three drafts
@@ -34,24 +44,6 @@ def texts(requests: list[GenerationRequest]) -> list[list[int]]:
     return texts_of(requests)
 
 
-def defined_drafts(layers: list[DefinedLayer], text: list[int], states: Tensor) -> list[int]:
-    """Return the drafts after `text` by the definition of the layers: no cache, each from the whole sequence.
-
-    Args:
-        states: [len(text) - 1, hidden], the target's.
-    """
-    drafts: list[int] = []
-    for draft_pass in range(NUM_DRAFTS):
-        layer = layers[min(draft_pass, len(layers) - 1)]
-        if draft_pass < len(layers):
-            inputs, first = states, draft_pass + 1
-        else:
-            inputs = paddle.concat([inputs, states[-1:]])
-        states = layer.states(paddle.to_tensor([[*text, *drafts][first:]]), inputs[None])[0]
-        drafts.append(int(layer.logits(states[-1:][None]).argmax()))
-    return drafts
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_drafts_of_two_layers_equal_their_definition(
     tmp_path: Path,
@@ -61,12 +53,13 @@ def test_drafts_of_two_layers_equal_their_definition(
     texts: list[list[int]],
 ) -> None:
     config = ModelConfig.from_pretrained(str(DEMO), dtype="float32")
-    states = states_of(texts)
-    layers = [DefinedLayer(form, DEMO, config, seed=2 + index, index=index) for index in range(2)]
+    layers = [DefinedLayer(form, config, seed=2 + index, index=index) for index in range(2)]
+    write_checkpoint(tmp_path / "target", {})
+    states = states_of(tmp_path / "target", texts, layers[0].hidden_state)
     train(layers, paddle.to_tensor(texts, "int64"), states, num_steps=30)
     write_checkpoint(tmp_path / "model", layers[0].weights | layers[1].weights)
     for num_blocks in (None, 12):
-        engine = engine_of(str(tmp_path / "model"), "mtp", NUM_DRAFTS, chunk=7, num_blocks=num_blocks)
+        engine = engine_of(str(tmp_path / "model"), form, NUM_DRAFTS, chunk=7, num_blocks=num_blocks)
         found = record_drafts(engine)
         monkeypatch.setattr(engine.length_policy, "draft_quotas", varying_quotas)
         for _ in range(2):  # the second time with prefix hits
@@ -90,7 +83,7 @@ def count_equal(layers: list[DefinedLayer], found: Drafts, texts: list[list[int]
     for text, of_text in zip(texts, states):
         for (context, _), drafts in found.items():
             if context == tuple(text[: len(context)]):
-                defined = defined_drafts(layers, list(context), of_text[: len(context) - 1])
+                defined = defined_drafts(layers, list(context), of_text[: len(context) - 1], NUM_DRAFTS)
                 assert drafts == tuple(defined[: len(drafts)])
                 count += len(drafts)
     return count

@@ -4,27 +4,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import paddle
 import pytest
+from numpy.typing import NDArray
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.engine import Engine
 from tests.exactness.requests import HEADS, run_all
-from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, texts_of, train, write_checkpoint
+from tests.models.mtp_training import (
+    DEMO,
+    FORMS,
+    DefinedLayer,
+    defined_drafts,
+    engine_of,
+    states_of,
+    texts_of,
+    train,
+    write_checkpoint,
+)
 
-NUM_TOKENS = 48  # generated after each prompt
+NUM_DRAFTS = 3
+NUM_PROMPT_TOKENS = 20
+NUM_TOKENS = 60  # generated after each prompt
 Tensors = dict[str, paddle.Tensor]
+Counts = NDArray[np.int64]  # [2, NUM_DRAFTS], drafted and accepted tokens by position
+Trained = tuple[DefinedLayer, Counts]
 
 
 @pytest.fixture(scope="module")
 def requests() -> list[GenerationRequest]:
     tokenizer = Tokenizer.from_pretrained(str(DEMO))
-    params = SamplingParams(temperature=1.0, seed=5, max_tokens=NUM_TOKENS, ignore_eos=True)  # greedy texts are loops
-    return [GenerationRequest(str(i), tokenizer.encode(head)[:20], params) for i, head in enumerate(HEADS)]
+    common = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    return [
+        GenerationRequest(
+            f"{i} {penalty}", tokenizer.encode(head)[:NUM_PROMPT_TOKENS], replace(common, repetition_penalty=penalty)
+        )
+        for penalty in (1.15, 1.3)
+        for i, head in enumerate(HEADS)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -33,33 +58,92 @@ def texts(requests: list[GenerationRequest]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def states(texts: list[list[int]]) -> paddle.Tensor:
-    return states_of(texts)
+def states(texts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, paddle.Tensor]:
+    folder = tmp_path_factory.mktemp("target") / "model"
+    write_checkpoint(folder, {})
+    return {name: states_of(folder, texts, name) for name in ("normed", "raw")}
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def trained(request: pytest.FixtureRequest, texts: list[list[int]], states: paddle.Tensor) -> DefinedLayer:
+def trained(request: pytest.FixtureRequest, texts: list[list[int]], states: dict[str, paddle.Tensor]) -> Trained:
+    """Return a layer that was trained on some of the texts, and its counts on all of them."""
     config = ModelConfig.from_pretrained(str(DEMO), dtype="float32")
-    layer = DefinedLayer(request.param, DEMO, config, seed=1)
-    train([layer], paddle.to_tensor(texts, "int64"), states, num_steps=40)
-    return layer
+    layer = DefinedLayer(request.param, config, seed=1)
+    train([layer], paddle.to_tensor(texts[:5], "int64"), states[layer.hidden_state][:5], num_steps=20)
+    return layer, replayed_counts(layer, texts, states[layer.hidden_state])
 
 
-def accepted_with(
-    folder: Path, layer: DefinedLayer, requests: list[GenerationRequest], change: Callable[[Tensors], None]
-) -> list[float]:
-    """Run the target with the layer after `change`; return the acceptance rate at each position."""
+def write_layer(folder: Path, layer: DefinedLayer, change: Callable[[Tensors], None] | None = None) -> str:
+    """Write the demonstration model with the layer after `change`."""
     own = {name: value.clone() for name, value in layer.weights.items()}
-    change(own)
+    if change is not None:
+        change(own)
     write_checkpoint(folder, own)
-    engine = engine_of(str(folder), "mtp")
+    return str(folder)
+
+
+def counts_of(engine: Engine, requests: list[GenerationRequest]) -> Counts:
+    """Return the counts that the requests add to those of the engine."""
+    before = counts_so_far(engine)
     run_all(engine, requests)
+    return counts_so_far(engine) - before
+
+
+def counts_so_far(engine: Engine) -> Counts:
     stats = engine.stats()
-    return [a / b for a, b in zip(stats.accepted_per_position, stats.drafted_per_position)]
+    pair = stats.drafted_per_position, stats.accepted_per_position
+    return np.array([[*counts, *[0] * NUM_DRAFTS][:NUM_DRAFTS] for counts in pair], np.int64)
 
 
-def unchanged(tensors: Tensors) -> None:
-    pass
+def replayed_counts(layer: DefinedLayer, texts: list[list[int]], states: paddle.Tensor) -> Counts:
+    """Return the counts of engine steps over the texts whose drafts the definition makes."""
+    counts = np.zeros((2, NUM_DRAFTS), np.int64)
+    for text, of_text in zip(texts, states):
+        end = NUM_PROMPT_TOKENS + 1
+        while end < len(text):
+            room = min(NUM_DRAFTS, len(text) - end - 1)
+            drafts = defined_drafts([layer], text[:end], of_text[: end - 1], room)
+            equal = [a == b for a, b in zip(drafts, text[end:])]
+            num_accepted = (*equal, False).index(False)
+            counts[0, :room] += 1
+            counts[1, :num_accepted] += 1
+            end += num_accepted + 1
+    return counts
+
+
+def rates(counts: Counts) -> list[float]:
+    return list(counts[1] / counts[0])
+
+
+@pytest.mark.parametrize(("chunk", "num_blocks"), [(256, None), (7, None), (7, 16)], ids=str)
+def test_acceptance_is_that_of_the_definition_after_chunks_prefix_hits_and_preemption(
+    tmp_path: Path,
+    trained: Trained,
+    requests: list[GenerationRequest],
+    chunk: int,
+    num_blocks: int | None,
+) -> None:
+    layer, defined = trained
+    folder = write_layer(tmp_path / "model", layer)
+    engine = engine_of(folder, layer.form, NUM_DRAFTS, chunk=chunk, num_blocks=num_blocks)
+    for _ in range(2):  # the second time with prefix hits
+        counts = counts_of(engine, requests)
+        if num_blocks is None:
+            np.testing.assert_array_equal(counts, defined)
+        assert rates(counts) == pytest.approx(rates(defined), abs=0.01)
+    stats = engine.stats()
+    assert stats.num_prefix_hit_tokens > 0 and (stats.num_preemptions > 0) == (num_blocks is not None)
+    assert all(0.2 < rate < 0.8 for rate in rates(defined))
+
+
+def test_another_state_for_later_drafts_has_other_acceptance(
+    trained: Trained, texts: list[list[int]], states: dict[str, paddle.Tensor]
+) -> None:
+    layer, defined = trained
+    other = copy(layer)
+    other.hidden_state = "raw" if layer.hidden_state == "normed" else "normed"
+    found = replayed_counts(other, texts, states[layer.hidden_state])
+    assert found[:, 1:].tolist() != defined[:, 1:].tolist()
 
 
 def state_first(tensors: Tensors) -> None:
@@ -69,24 +153,9 @@ def state_first(tensors: Tensors) -> None:
     tensors[name] = paddle.concat([state, embedding], axis=1)
 
 
-def test_a_trained_layer_has_the_acceptance_rate_of_its_definition(
-    tmp_path: Path,
-    trained: DefinedLayer,
-    requests: list[GenerationRequest],
-    texts: list[list[int]],
-    states: paddle.Tensor,
-) -> None:
-    tokens = paddle.to_tensor(texts, "int64")
-    first = trained.states(tokens[:, 1:-1], states[:, :-2])
-    right = (trained.logits(first).argmax(-1) == tokens[:, 2:]).astype("float32")
-    begin = len(requests[0].prompt_token_ids)
-    defined = float(right[:, begin:].mean())
-    accepted = accepted_with(tmp_path / "model", trained, requests, unchanged)
-    assert accepted[0] == pytest.approx(defined, abs=0.08)
-    assert min(accepted) > 0.9
-
-
 def test_the_other_order_of_the_projection_has_a_low_acceptance_rate(
-    tmp_path: Path, trained: DefinedLayer, requests: list[GenerationRequest]
+    tmp_path: Path, trained: Trained, requests: list[GenerationRequest]
 ) -> None:
-    assert accepted_with(tmp_path / "model", trained, requests, state_first)[0] < 0.6
+    layer, defined = trained
+    engine = engine_of(write_layer(tmp_path / "model", layer, state_first), layer.form, NUM_DRAFTS)
+    assert rates(counts_of(engine, requests))[0] < 0.5 * rates(defined)[0]

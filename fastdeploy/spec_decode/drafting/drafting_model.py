@@ -85,7 +85,7 @@ def find_drafting_model(
     with _prefix_errors_with_key():
         path = None if speculative.model is None else resolve_model_path(speculative.model, speculative.revision)
         if isinstance(speculative, MTPConfig):
-            num_layers = _num_layers_used(config, speculative.num_model_steps, path or target.path)
+            num_layers = _num_layers_used(config, speculative, path or target.path)
             return DraftingModelConfig("mtp", target, path, num_layers, target.state_bytes, config.cache.block_size)
         assert path is not None, "a draft model has a checkpoint"
         method = infer_method_of(Path(path))
@@ -109,7 +109,9 @@ def load_drafting_model(drafting: DraftingModelConfig, config: EngineConfig, tar
     """
     quantization = _quantization_of(drafting, config)
     if drafting.method == "mtp":
-        return load_mtp_layers(target, drafting.path, config.load_choices, quantization, drafting.num_layers)
+        assert isinstance(config.speculative, MTPConfig)
+        state = config.speculative.mtp_hidden_state
+        return load_mtp_layers(target, drafting.path, config.load_choices, quantization, drafting.num_layers, state)
     with _prefix_errors_with_key():
         return load_model(
             drafting.config,
@@ -177,11 +179,11 @@ def describe_drafting_model(
     return {"mtp": {**runner.describe(), "kv_cache_bytes": cache_bytes}}
 
 
-def _num_layers_used(config: EngineConfig, num_model_steps: int, folder: str) -> int:
+def _num_layers_used(config: EngineConfig, speculative: MTPConfig, folder: str) -> int:
     """Return how many MTP layers draft: one per draft, as far as they exist and their rows fit a batch."""
-    found = 1 if config.load_choices == "dummy" else num_mtp_layers(folder)
+    found = 1 if config.load_choices == "dummy" else num_mtp_layers(folder, speculative.mtp_hidden_state)
     room = config.scheduler.max_num_batched_tokens // config.scheduler.max_num_seqs
-    return max(1, min(found, num_model_steps, room))
+    return max(1, min(found, speculative.num_model_steps, room))
 
 
 @contextmanager
@@ -190,6 +192,8 @@ def _prefix_errors_with_key() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
+        if error.field.startswith(f"{SECTION}."):
+            raise
         is_key = error.field in KEYS_IN_SECTION
         field = f"{SECTION}.{error.field if is_key else 'model'}"
         raise ConfigError(field, error.message if is_key else str(error)) from None

@@ -5,9 +5,10 @@ slot      s        s + 1        ...   n - 1      |  n           n + 1        <- 
 token     x_s      x_{s+1}            x_{n-1}    |  x_n         draft 1
 state     h_{s-1}  h_s                h_{n-2}    |  h_{n-1}     the layer's own output
 
-Each row of the layer reads its token and the hidden state of the target one position earlier. The target's states are
-stored per slot of its KV cache, so that any request that holds a block can fill the layer's cache later. The rows of a
-second layer read the output of the first one instead, also one position earlier, and so on.
+Each row of the layer reads its token and the hidden state of the target one position earlier, after the target's final
+norm or before it, as the form of the layer says. The target's states are stored per slot of its KV cache, so that any
+request that holds a block can fill the layer's cache later. The rows of a second layer read the output of the first one
+instead, also one position earlier, and so on.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class MTPRunner(Drafter):
         self._states: Tensor = paddle.zeros(
             [num_slots + 1, config.hidden_size], config.dtype
         )  # last: before a sequence
-        target.store_hidden_states(self._states)
+        target.store_hidden_states(self._states, layers[0].reads_normed)
 
         def stage(layer: MTPLayer, cache: KVCache) -> DraftStage:
             def compute(metadata: AttentionMetadata) -> None:

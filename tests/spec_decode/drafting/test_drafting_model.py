@@ -85,14 +85,19 @@ def test_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
             {"method": "draft_model", "model": "layer"},
             "speculative_config.model: layer is not a draft model but a model for method 'mtp'",
         ),
+        (
+            {"method": "mtp", "model": "deepseek", "mtp_hidden_state": "raw"},
+            "speculative_config.mtp_hidden_state: expected normed, got raw: only layers in ERNIE's form",
+        ),
     ],
 )
 def test_model_of_another_method_or_without_files_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculative: dict[str, Any], error: str
 ) -> None:
-    header = b'{"model.mtp_emb_norm.0.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
-    (tmp_path / "layer").mkdir()
-    (tmp_path / "layer" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    for folder, name in (("layer", "model.mtp_emb_norm.0.weight"), ("deepseek", "model.layers.14.eh_proj.weight")):
+        header = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         engine(speculative)
