@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unusual calls of DeepSeek V3 and V3.1, with and without reasoning, and the reasoning of GLM-4.5."""
+"""Unusual calls of DeepSeek V3 and V3.1, with and without reasoning, and reasoning and calls of GLM-4.5 and ERNIE."""
 
 from __future__ import annotations
 
@@ -136,3 +136,20 @@ GLM_CALL = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool
 )
 def test_glm_reasons_and_calls(state: ReasoningState, text: str, expected: Message) -> None:
     assert in_pieces(text, "glm45", "glm45", state=state) == expected
+
+
+ERNIE_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"hm\n</think>\n\n\n{ERNIE_CALL}", Message("hm", "", [F])),
+        (f"hm\n</think>\n\n\n{ERNIE_CALL}\n{ERNIE_CALL}", Message("hm", "", [F, F])),
+        (f"hm\n</think>\n<response>\nOne moment.\n</response>\n\n\n{ERNIE_CALL}", Message("hm", "One moment.", [F])),
+        ("hm\n</think>\n<response>\nno <tool_call>\n</response>\n", Message("hm", "no <tool_call>")),
+        (f"hm {ERNIE_CALL}</think>\n<response>\nyes\n</response>", Message(f"hm {ERNIE_CALL}".rstrip(), "yes")),
+    ],
+)
+def test_ernie_reasons_answers_and_calls(text: str, expected: Message) -> None:
+    assert in_pieces(text, "ernie", "ernie-x1", state=OPEN) == expected
