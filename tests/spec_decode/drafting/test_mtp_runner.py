@@ -16,8 +16,6 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine import engine_factory
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.entrypoints.openai.startup_summary import summary_lines
-from fastdeploy.ops.registry import selected_backend
-from fastdeploy.spec_decode.drafting import drafting_model
 from tests.exactness.requests import run_all
 from tests.spec_decode.drafting.engines import eight_requests, engine_with, record_drafts
 
@@ -87,18 +85,19 @@ def test_drafts_are_sampled_with_a_head_of_four_bits_by_default(
 def test_layers_are_loaded_before_memory_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     order = []
 
-    def load(*args: Any) -> Any:
-        order.append("layers")
-        return drafting_model.load_drafting_model(*args)
+    def record(name: str) -> None:
+        function = getattr(engine_factory, name)
 
-    def measure() -> int:
-        order.append("free memory")
-        return 1 << 26
+        def recorded(*args: Any) -> Any:
+            order.append(name)
+            return function(*args)
 
-    monkeypatch.setattr(engine_factory, "load_drafting_model", load)
-    monkeypatch.setattr(selected_backend(), "free_memory_bytes", measure)
+        monkeypatch.setattr(engine_factory, name, recorded)
+
+    for name in ("plan_memory", "load_drafting_model"):
+        record(name)
     engine_with("mtp")
-    assert order[0] == "layers" and set(order[1:]) == {"free memory"}
+    assert order == ["load_drafting_model", "plan_memory"]
 
 
 def test_checkpoint_without_the_layer_is_refused() -> None:
