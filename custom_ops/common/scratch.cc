@@ -16,7 +16,7 @@ struct Area {
 }  // namespace
 
 void* thread_scratch(size_t bytes, Scratch use) {
-  thread_local Area areas[2];
+  thread_local Area areas[3];
   Area& scratch = areas[static_cast<int>(use)];
   if (bytes > scratch.size) {
     const size_t size = (bytes + bytes / 2 + 4095) / 4096 * 4096;

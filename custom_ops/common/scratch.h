@@ -7,8 +7,9 @@ namespace fd {
 
 // Scratch memory that kernels reuse from call to call.
 
-// The two scratch areas of a thread: rows packed for all tiles of a launch, and intermediate results of one tile.
-enum class Scratch { kRows = 0, kTile = 1 };
+// The scratch areas of a thread: rows packed for all tiles of a launch, intermediate results of one tile, and rows or
+// sums of a mixture of experts.
+enum class Scratch { kRows = 0, kTile = 1, kExperts = 2 };
 
 // Returns at least `bytes` of 64-byte aligned memory that belongs to the calling thread. It is valid until the thread's
 // next call for the same area. An area only grows, so that nothing is allocated after warm-up.

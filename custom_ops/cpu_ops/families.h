@@ -2,7 +2,7 @@
 // The kernels that each instruction-set path defines.
 #pragma once
 
-#include "cpu_ops/kernels.h"
+#include "cpu_ops/experts.h"
 
 namespace fd {
 
@@ -15,6 +15,9 @@ namespace fd {
   void rms_norm(const RmsNormArgs&);                 \
   void gather(const GatherArgs&);                    \
   void append_attention(const AttentionArgs&);       \
+  void route(const RouteArgs&);                      \
+  void experts_up(const ExpertsUpArgs&);             \
+  void experts_down(const ExpertsDownArgs&);         \
   }
 
 FD_DECLARE_PATH(portable)

@@ -168,6 +168,10 @@ struct AttentionArgs {
   RotaryView rotary;
 };
 
+struct RouteArgs;  // experts.h
+struct ExpertsUpArgs;
+struct ExpertsDownArgs;
+
 struct Kernels {
   void (*pack_linear)(const PackArgs&);
   void (*linear)(const LinearArgs&);
@@ -176,6 +180,9 @@ struct Kernels {
   void (*rms_norm)(const RmsNormArgs&);
   void (*gather)(const GatherArgs&);
   void (*append_attention)(const AttentionArgs&);
+  void (*route)(const RouteArgs&);
+  void (*experts_up)(const ExpertsUpArgs&);
+  void (*experts_down)(const ExpertsDownArgs&);
 };
 
 const Kernels& kernels();

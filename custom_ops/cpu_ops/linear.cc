@@ -6,6 +6,7 @@
 #include "common/scratch.h"
 #include "cpu_ops/families.h"
 #include "cpu_ops/interleave.h"
+#include "cpu_ops/linear_slice.h"
 #include "cpu_ops/linear_tiles.h"
 
 namespace fd {
@@ -125,6 +126,16 @@ const RowUnit<T>* packed_rows(const Problem<T>& p, const RowBlocks& blocks) {
   return packed;
 }
 
+// Multiplies the blocks of a tile by its panels.
+template <class T>
+void multiply_blocks(const Problem<T>& p, const RowUnit<T>* x, const RowBlocks& blocks, const Tile& tile) {
+  for (int64_t b = tile.block; b < tile.end; ++b) {
+    const int64_t row = blocks.begin(b);
+    dispatch_tile_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p, x + row * p.units,
+                        row, tile.panel, tile.last);
+  }
+}
+
 template <class T>
 void linear_typed(const LinearArgs& a) {
   if (a.rows == 0) return;
@@ -139,16 +150,30 @@ void linear_typed(const LinearArgs& a) {
     return packed_rows(p, blocks);
   };
   for_each_tile(a, blocks, prepare_rows, [&](const RowUnit<T>* x, const Tile& tile) {
-    for (int64_t b = tile.block; b < tile.end; ++b) {
-      const int64_t row = blocks.begin(b);
-      dispatch_tile_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p,
-                          x + row * p.units, row, tile.panel, tile.last);
-    }
+    multiply_blocks(p, x, blocks, tile);
     write_block_maxima(a, blocks, tile);
   });
 }
 
+template <class T>
+void multiply_panels_typed(const LinearArgs& a, const RowUnit<T>* x, int64_t first, int64_t last) {
+  const Problem<T> p(a);
+  multiply_blocks(p, x, RowBlocks(a.rows), {first, last, 0, RowBlocks(a.rows).count});
+}
+
 }  // namespace
+
+PreparedRows prepare_rows(const LinearArgs& a) {
+  const RowBlocks blocks(a.rows);
+  if (a.dtype == DType::kBfloat16) return {packed_rows(Problem<uint16_t>(a), blocks), {}};
+  return {packed_rows(Problem<float>(a), blocks), {}};
+}
+
+void multiply_panels(const LinearArgs& a, const PreparedRows& rows, int64_t first, int64_t last) {
+  if (a.dtype == DType::kBfloat16)
+    return multiply_panels_typed<uint16_t>(a, static_cast<const RowUnit<uint16_t>*>(rows.units), first, last);
+  multiply_panels_typed<float>(a, static_cast<const RowUnit<float>*>(rows.units), first, last);
+}
 
 void linear(const LinearArgs& a) { a.dtype == DType::kBfloat16 ? linear_typed<uint16_t>(a) : linear_typed<float>(a); }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cpu_ops/families.h"
+#include "cpu_ops/linear_slice.h"
 #include "cpu_ops/linear_tiles.h"
 #include "cpu_ops/quant_outputs.h"
 #include "cpu_ops/quant_rows.h"
@@ -323,11 +324,27 @@ void interleaved_tile(const Problem<kQuantization>& p, const RowBlocks& blocks, 
 }
 
 template <Quantization kQuantization>
+RowBlocks row_blocks(int64_t rows) {
+  return RowBlocks(rows, interleaves_row_blocks<kQuantization>(rows) ? kMaxInterleavedBlockRows<kQuantization>
+                                                                     : kRows<kQuantization>);
+}
+
+// Multiplies the blocks of a tile by its panels.
+template <Quantization kQuantization>
+void multiply_blocks(const Problem<kQuantization>& p, const RowBlocks& blocks, const Tile& tile) {
+  if (interleaves_row_blocks<kQuantization>(p.a.rows)) return interleaved_tile(p, blocks, tile.panel, tile.last);
+  for (int64_t b = tile.block; b < tile.end; ++b) {
+    const int64_t row = blocks.begin(b);
+    dispatch_tile_block(std::make_integer_sequence<int, kRows<kQuantization>>(), blocks.begin(b + 1) - row, p, row,
+                        tile.panel, tile.last);
+  }
+}
+
+template <Quantization kQuantization>
 void linear_quantized_as(const QuantizedLinearArgs& a) {
   if (a.rows == 0) return;
   Problem<kQuantization> problem(a);
-  const bool is_interleaved = interleaves_row_blocks<kQuantization>(a.rows);
-  const RowBlocks blocks(a.rows, is_interleaved ? kMaxInterleavedBlockRows<kQuantization> : kRows<kQuantization>);
+  const RowBlocks blocks = row_blocks<kQuantization>(a.rows);
   // In place (x == out), threads must not prepare rows after other threads have written outputs.
   const bool is_shared = a.rows * a.k > kTuning.max_private_inputs || a.x == a.out;
   if (is_shared) problem.rows = RowQuantizer<kQuantization>(a, blocks, problem.row_units()).quantize_together();
@@ -338,29 +355,37 @@ void linear_quantized_as(const QuantizedLinearArgs& a) {
     return own;
   };
   for_each_tile(a, blocks, prepare_problem, [&](const Problem<kQuantization>& p, const Tile& tile) {
-    if (is_interleaved) interleaved_tile(p, blocks, tile.panel, tile.last);
-    for (int64_t b = tile.block; b < tile.end && !is_interleaved; ++b) {
-      const int64_t row = blocks.begin(b);
-      dispatch_tile_block(std::make_integer_sequence<int, kRows<kQuantization>>(), blocks.begin(b + 1) - row, p, row,
-                          tile.panel, tile.last);
-    }
+    multiply_blocks(p, blocks, tile);
     write_block_maxima(a, blocks, tile);
   });
 }
 
+template <Quantization kQuantization>
+PreparedRows prepare_rows_as(const QuantizedLinearArgs& a) {
+  const Problem<kQuantization> p(a);
+  return {nullptr, RowQuantizer<kQuantization>(a, row_blocks<kQuantization>(a.rows), p.row_units()).quantize()};
+}
+
+template <Quantization kQuantization>
+void multiply_panels_as(const QuantizedLinearArgs& a, const PreparedRows& rows, int64_t first, int64_t last) {
+  Problem<kQuantization> p(a);
+  p.rows = rows.quantized;
+  const RowBlocks blocks = row_blocks<kQuantization>(a.rows);
+  multiply_blocks(p, blocks, {first, last, 0, blocks.count});
+}
+
 }  // namespace
 
+PreparedRows prepare_quantized_rows(const QuantizedLinearArgs& a) {
+  return dispatch_format(a.quantization, [&](auto format) { return prepare_rows_as<format.value>(a); });
+}
+
+void multiply_quantized_panels(const QuantizedLinearArgs& a, const PreparedRows& rows, int64_t first, int64_t last) {
+  dispatch_format(a.quantization, [&](auto format) { multiply_panels_as<format.value>(a, rows, first, last); });
+}
+
 void linear_quantized(const QuantizedLinearArgs& a) {
-  switch (a.quantization) {
-    case Quantization::kWint8:
-      return linear_quantized_as<Quantization::kWint8>(a);
-    case Quantization::kWint4:
-      return linear_quantized_as<Quantization::kWint4>(a);
-    case Quantization::kW8a8:
-      return linear_quantized_as<Quantization::kW8a8>(a);
-    case Quantization::kW4a8:
-      return linear_quantized_as<Quantization::kW4a8>(a);
-  }
+  dispatch_format(a.quantization, [&](auto format) { linear_quantized_as<format.value>(a); });
 }
 
 }  // namespace FD_ISA

@@ -54,7 +54,7 @@ static inline void for_each_in_ranges(int64_t count, bool parallel, Prepare&& pr
   ThreadRange all[max_ranges];
   for (int64_t i = 0; i < ranges; ++i) all[i] = {i * count / ranges, (i + 1) * count / ranges};
   parallel_for(ranges, parallel, [&](int64_t own) {
-    const auto prepared = prepare(own * count / ranges);
+    auto prepared = prepare(own * count / ranges);
     for (int64_t i = 0; i < ranges; ++i) {
       ThreadRange& range = all[(own + i) % ranges];
       for (int64_t at; (at = __atomic_fetch_add(&range.next, 1, __ATOMIC_RELAXED)) < range.end;) body(prepared, at);

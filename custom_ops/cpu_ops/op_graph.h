@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "cpu_ops/kernels.h"
+#include "cpu_ops/experts.h"
 #include "cpu_ops/sampling.h"
 #include "cpu_ops/verify.h"
 #include "cpu_ops/virtual_padding.h"
@@ -57,8 +57,9 @@ struct ScatterArgs {
   int64_t out_rows;  // ids must be in 0..out_rows-1
 };
 
-using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, GatherArgs, ScatterArgs, AttentionArgs,
-                            VirtualPaddingArgs, SampleArgs, VerifyDraftsArgs>;
+using Launch =
+    std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, GatherArgs, ScatterArgs, AttentionArgs,
+                 VirtualPaddingArgs, SampleArgs, VerifyDraftsArgs, RouteArgs, ExpertsUpArgs, ExpertsDownArgs>;
 
 // Each launch is captured with the maximum numbers of rows and sequences of a replay.
 struct OpGraph {

@@ -79,6 +79,17 @@ void check(const VerifyDraftsArgs& a) {
   }
 }
 
+// Raises if the lists of a router name rows or entries that there are not.
+void check_entries(const char* op, const int32_t* starts, const int32_t* entries, int64_t num_experts,
+                   int64_t num_entries) {
+  for (int64_t e = 0; e < num_experts; ++e)
+    require(starts[e] >= 0 && starts[e] <= starts[e + 1], op, "starts", "an ascending list from 0", starts[e]);
+  require(starts[num_experts] == num_entries, op, "starts", "the number of entries of these rows last",
+          starts[num_experts]);
+  for (int64_t i = 0; i < num_entries; ++i)
+    require(entries[i] >= 0 && entries[i] < num_entries, op, "entries", "entries of these rows", entries[i]);
+}
+
 struct Perform {
   void operator()(const LinearArgs& a) const { kernels().linear(a); }
   void operator()(const QuantizedLinearArgs& a) const { kernels().linear_quantized(a); }
@@ -94,6 +105,15 @@ struct Perform {
   void operator()(const AttentionArgs& a) const {
     check(a);
     kernels().append_attention(a);
+  }
+  void operator()(const RouteArgs& a) const { kernels().route(a); }
+  void operator()(const ExpertsUpArgs& a) const {
+    check_entries("experts_up", a.starts, a.entries, a.matrices.num_experts, a.rows * a.num_chosen);
+    kernels().experts_up(a);
+  }
+  void operator()(const ExpertsDownArgs& a) const {
+    check_entries("experts_down", a.starts, a.entries, a.matrices.num_experts, a.rows * a.num_chosen);
+    kernels().experts_down(a);
   }
   void operator()(const VirtualPaddingArgs& a) const {
     constexpr const char* op = "virtual_padding";

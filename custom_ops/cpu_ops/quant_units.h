@@ -235,5 +235,25 @@ template <Quantization kQuantization>
 constexpr int64_t kIntegerGroup =
     has_four_bits(kQuantization) || kLimbs<kQuantization> == 1 ? sum_length(kQuantization) : 1 << 16;
 
+// Calls body(Format<quantization>()), so that the quantization is a compile-time constant there.
+template <Quantization kQuantization>
+struct Format {
+  static constexpr Quantization value = kQuantization;
+};
+
+template <class Body>
+static inline auto dispatch_format(Quantization quantization, Body&& body) {
+  switch (quantization) {
+    case Quantization::kWint8:
+      return body(Format<Quantization::kWint8>());
+    case Quantization::kWint4:
+      return body(Format<Quantization::kWint4>());
+    case Quantization::kW8a8:
+      return body(Format<Quantization::kW8a8>());
+    default:
+      return body(Format<Quantization::kW4a8>());
+  }
+}
+
 }  // namespace FD_ISA
 }  // namespace fd

@@ -11,16 +11,18 @@ The result of a row does not depend on the other rows of the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import paddle
 
-from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, WeightPiece
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, WeightPiece, check_pieces
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.reference import experts as reference
-from fastdeploy.ops.registry import OpEntry, register
+from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
 
 SCORINGS = ("softmax", "sigmoid")  # the order of Scoring in custom_ops/cpu_ops/experts.h
 GROUP_SCORES = ("largest", "two_largest")
@@ -178,6 +180,8 @@ def pack_experts(
     Raises:
         ValueError: as `pack_linear`, or experts of different sizes.
     """
+    for pieces in weights:
+        check_pieces(pieces, None, quantization)
     packed: PackedExperts = _PACK_EXPERTS.run(weights, quantization, is_gated)
     return packed
 
@@ -238,8 +242,111 @@ def experts_down(
     _EXPERTS_DOWN.run(routed, activated, down, hidden, num_rows, shared)
 
 
+@dataclass(frozen=True)
+class _Case:
+    """Sizes of an example: rows, hidden size, expert width, experts, width of the shared expert, and options."""
+
+    rows: int
+    hidden: int
+    width: int
+    num_experts: int
+    shared_width: int
+    dtype: str
+    rule: RouterRule
+    quantization: str = NO_QUANTIZATION
+    has_bias: bool = False
+    is_shared_apart: bool = False
+
+    def routed(self, lookup: Lookup) -> tuple[RoutedRows, Router, paddle.Tensor]:
+        """Route random rows, and return what was chosen, the router and the rows."""
+        gate = random_rows(self.num_experts, self.hidden, "float32", 1, scale=2 * self.hidden**-0.5)
+        bias = random_rows(1, self.num_experts, "float32", 2, scale=0.1)[0] if self.has_bias else None
+        norm = NormParams(random_rows(1, self.hidden, self.dtype, 3)[0], 1e-6)
+        load = paddle.zeros([2], "int32")
+        router = Router(lookup("pack_gate")(gate), self.num_experts, bias, self.rule, norm, load)
+        hidden = random_rows(self.rows + 1, self.hidden, self.dtype, 4)
+        routed = RoutedRows.allocate(self.rows + 1, self.hidden, self.num_experts, self.rule.num_chosen, self.dtype)
+        lookup("route")(hidden, router, routed, self.rows)
+        return routed, router, hidden
+
+    def experts(self, lookup: Lookup, seed: int, outputs: int, inputs: int, is_gated: bool) -> PackedExperts:
+        """Return random experts of `outputs` rows of weights."""
+        weights = [
+            [WeightPiece(random_rows(outputs, inputs, self.dtype, seed + expert, scale=inputs**-0.5), 0, outputs)]
+            for expert in range(self.num_experts)
+        ]
+        packed: PackedExperts = lookup("pack_experts")(weights, self.quantization, is_gated)
+        return packed
+
+    def shared(self, lookup: Lookup) -> SharedExpert | None:
+        """Return a random shared expert if there is one, of another format if `is_shared_apart`."""
+        if not self.shared_width:
+            return None
+        quantization = NO_QUANTIZATION if self.is_shared_apart else self.quantization
+        gate_up = random_rows(2 * self.shared_width, self.hidden, self.dtype, 5, scale=self.hidden**-0.5)
+        down = random_rows(self.hidden, self.shared_width, self.dtype, 6, scale=self.shared_width**-0.5)
+        pack, rows = lookup("pack_linear"), self.rows + 1
+        summed = random_rows(rows, self.hidden, "float32", 7) if self.is_shared_apart else None
+        activated = paddle.zeros([rows, self.shared_width], self.dtype)
+        return SharedExpert(pack(gate_up, None, quantization, True), pack(down, None, quantization), activated, summed)
+
+
+def _route_example(case: _Case, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    routed, router, _ = case.routed(lookup)
+    return [routed.normed, routed.ids, routed.weights, routed.starts, routed.entries, router.load]
+
+
+def _up_example(case: _Case, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    routed, _, _ = case.routed(lookup)
+    gate_up = case.experts(lookup, 100, 2 * case.width, case.hidden, True)
+    activated = paddle.full([(case.rows + 1) * case.rule.num_chosen, case.width], 7.0, case.dtype)
+    shared = None if case.is_shared_apart else case.shared(lookup)
+    lookup("experts_up")(routed, gate_up, activated, case.rows, shared)
+    return [activated] if shared is None else [activated, shared.activated]
+
+
+def _down_example(case: _Case, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    routed, _, hidden = case.routed(lookup)
+    down = case.experts(lookup, 200, case.hidden, case.width, False)
+    activated = random_rows((case.rows + 1) * case.rule.num_chosen, case.width, case.dtype, 8)
+    shared = case.shared(lookup)
+    if shared is not None:
+        shared.activated[:] = random_rows(case.rows + 1, case.shared_width, case.dtype, 9)
+    lookup("experts_down")(routed, activated, down, hidden, case.rows, shared)
+    return [hidden]
+
+
+_SOFTMAX = RouterRule(2, "softmax", normalisation="clamp", epsilon=1e-12)
+_GROUPS = RouterRule(3, "sigmoid", 4, 2, "two_largest", "add", 1e-20, 2.5)
+_LARGEST = RouterRule(4, "softmax", 5, 2, "largest", scale=16.0)
+_CASES = [
+    *(
+        _Case(rows, 72, 40, num_experts, shared, dtype, rule, has_bias=has_bias)
+        for dtype in ("float32", "bfloat16")
+        for rows, num_experts, shared, rule, has_bias in (
+            (1, 16, 0, _SOFTMAX, False),
+            (9, 24, 56, _GROUPS, True),
+            (33, 20, 24, _LARGEST, True),
+        )
+    ),
+    *(
+        _Case(rows, 264, 136, 16, 144, "bfloat16", _SOFTMAX, quantization, is_shared_apart=rows == 5)
+        for quantization in QUANTIZATIONS
+        for rows in (1, 5, 21)
+    ),
+]
+_TOLERANCE = {"float32": 2e-5, "bfloat16": 8e-3}
 _PACK_GATE = register(OpEntry("pack_gate", reference.pack_gate, has_fallback=False))
 _PACK_EXPERTS = register(OpEntry("pack_experts", reference.pack_experts, has_fallback=False))
-_ROUTE = register(OpEntry("route", reference.route, has_fallback=False))
-_EXPERTS_UP = register(OpEntry("experts_up", reference.experts_up, has_fallback=False))
-_EXPERTS_DOWN = register(OpEntry("experts_down", reference.experts_down, has_fallback=False))
+
+
+def _register(
+    name: str, function: Callable[..., Any], example: Callable[[_Case, Lookup], Sequence[paddle.Tensor]]
+) -> OpEntry:
+    examples = [cpu_only(partial(example, case)) for case in _CASES]
+    return register(OpEntry(name, function, _TOLERANCE, examples, has_fallback=False))
+
+
+_ROUTE = _register("route", reference.route, _route_example)
+_EXPERTS_UP = _register("experts_up", reference.experts_up, _up_example)
+_EXPERTS_DOWN = _register("experts_down", reference.experts_down, _down_example)

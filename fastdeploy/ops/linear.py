@@ -102,7 +102,7 @@ def pack_linear(
         ValueError: invalid shape, dtype or quantization; NaN or infinity in a weight that is to be quantized.
     """
     pieces = pieces_of(weight)
-    _check_pieces(pieces, bias, quantization)
+    check_pieces(pieces, bias, quantization)
     packed: PackedLinear = _PACK_LINEAR.run(pieces, bias, quantization, is_gated)
     return packed
 
@@ -151,7 +151,15 @@ def pieces_of(weight: paddle.Tensor | Sequence[WeightPiece]) -> tuple[WeightPiec
     return (WeightPiece(weight, 0, weight.shape[0]),) if isinstance(weight, paddle.Tensor) else tuple(weight)
 
 
-def _check_pieces(pieces: Sequence[WeightPiece], bias: paddle.Tensor | None, quantization: str) -> None:
+def shape_of(pieces: Sequence[WeightPiece], is_gated: bool) -> tuple[int, int, str]:
+    """Return the outputs after the gate, the inputs and the dtype of a weight that consists of these pieces."""
+    first = pieces[0]
+    n = sum(piece.end - piece.begin for piece in pieces) // (2 if is_gated else 1)
+    return n, first.matrix.shape[0 if first.is_transposed else 1], dtype_name(first.matrix)
+
+
+def check_pieces(pieces: Sequence[WeightPiece], bias: paddle.Tensor | None, quantization: str) -> None:
+    """Raise ValueError, as `pack_linear` says, if a weight cannot be packed."""
     weight = pieces[0].matrix
     if weight.ndim != 2:
         raise ValueError(f"pack_linear: weight: expected [out_features, in_features], got {list(weight.shape)}")

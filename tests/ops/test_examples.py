@@ -9,11 +9,17 @@ import pytest
 
 from fastdeploy.ops import registry
 
-FAMILIES = "linear norm embedding gather attention batch_index sampling verify drafting"
+FAMILIES = "linear norm embedding gather attention batch_index sampling verify drafting experts"
 for _family in FAMILIES.split():
     importlib.import_module(f"fastdeploy.ops.{_family}")
 
-PREPARATION = {"pack_linear", "allocate_kv_cache", "first_outputs"}  # run inside the examples of other operators
+PREPARATION = {
+    "pack_linear",
+    "pack_gate",
+    "pack_experts",
+    "allocate_kv_cache",
+    "first_outputs",
+}  # run inside the examples of other operators
 CASES = [(name, i) for name, entry in registry.entries().items() for i in range(len(entry.examples))]
 
 

@@ -16,12 +16,12 @@ from fastdeploy.ops.linear import (
     QUANTIZATIONS,
     PackedLinear,
     WeightPiece,
-    dtype_name,
     pieces_of,
+    shape_of,
 )
 from fastdeploy.ops.norm import NormParams
 
-_PANEL = 16  # outputs of one packed panel, kPanel of custom_ops/cpu_ops/kernels.h
+PANEL = 16  # outputs of one packed panel, kPanel of custom_ops/cpu_ops/kernels.h
 
 
 def pack_linear(
@@ -32,26 +32,37 @@ def pack_linear(
 ) -> PackedLinear:
     """Pack panels of 16 outputs, so that a kernel reads the weight in one sequential stream."""
     pieces = pieces_of(weight)
-    begins, ends = [piece.begin for piece in pieces], [piece.end for piece in pieces]
-    is_transposed, dtype = pieces[0].is_transposed, dtype_name(pieces[0].matrix)
-    halves = 2 if is_gated else 1
-    n, k = (sum(ends) - sum(begins)) // halves, pieces[0].matrix.shape[0 if is_transposed else 1]
-    num_panels = -(-n // _PANEL) * halves
-    stored = [piece.matrix.contiguous() for piece in pieces]
+    n, k, dtype = shape_of(pieces, is_gated)
+    size = num_packed_elements(n, k, quantization, is_gated)
+    packed = allocate_streamed([size], dtype if quantization == NO_QUANTIZATION else "uint8")
+    pack_into(packed, pieces, quantization, is_gated)
+    return PackedLinear(packed, bias, k, n, dtype, quantization, is_gated)
+
+
+def num_packed_elements(n: int, k: int, quantization: str, is_gated: bool) -> int:
+    """Return the size of the packed weight of a layer with n outputs after the gate and k inputs."""
+    num_panels = -(-n // PANEL) * (2 if is_gated else 1)
     if quantization == NO_QUANTIZATION:
-        packed = allocate_streamed([num_panels * _PANEL * ((k + 1) // 2 * 2)], dtype)
+        return num_panels * PANEL * ((k + 1) // 2 * 2)
+    return num_panels * _quantized_panel_bytes(k, quantization)
+
+
+def pack_into(packed: paddle.Tensor, pieces: Sequence[WeightPiece], quantization: str, is_gated: bool) -> None:
+    """Write the packed weight to memory of num_packed_elements."""
+    begins, ends = [piece.begin for piece in pieces], [piece.end for piece in pieces]
+    stored = [piece.matrix.contiguous() for piece in pieces]
+    is_transposed = pieces[0].is_transposed
+    if quantization == NO_QUANTIZATION:
         run_native("fd_pack_linear", stored, packed, begins, ends, is_transposed, is_gated)
     else:
-        packed = allocate_streamed([num_panels * _quantized_panel_bytes(k, quantization)], "uint8")
         kind = QUANTIZATIONS.index(quantization)
         run_native("fd_pack_quantized", stored, packed, begins, ends, is_transposed, kind, is_gated)
-    return PackedLinear(packed, bias, k, n, dtype, quantization, is_gated)
 
 
 def first_outputs(w: PackedLinear, count: int) -> PackedLinear:
     """Return the first panels of the packed weight."""
-    panel_size = w.data.shape[0] // -(-w.out_features // _PANEL)
-    return replace(w, data=w.data[: count // _PANEL * panel_size], out_features=count)
+    panel_size = w.data.shape[0] // -(-w.out_features // PANEL)
+    return replace(w, data=w.data[: count // PANEL * panel_size], out_features=count)
 
 
 def linear(
@@ -74,5 +85,5 @@ def linear(
 def _quantized_panel_bytes(k: int, quantization: str) -> int:
     """Return the bytes of a panel: scales, then 64-byte blocks of codes (quantized_panel_bytes of kernels.h)."""
     if quantization in ("wint4", "w4a8"):
-        return -(-(-(-k // GROUP) * 2 * _PANEL) // 64) * 64 + -(-k // 8) * 64
-    return 4 * _PANEL + -(-k // 4) * 64
+        return -(-(-(-k // GROUP) * 2 * PANEL) // 64) * 64 + -(-k // 8) * 64
+    return 4 * PANEL + -(-k // 4) * 64
