@@ -34,6 +34,7 @@ VARIABLES = {
     "FD_NUM_THREADS": "number of threads of the operators (default: the cores that the process may use)",
     "FD_PADDLENLP_PYTHON": "Python interpreter with PaddleNLP, for tokenizers that only PaddleNLP reads",
     "FD_SCHEDULER_PASSWORD": "password of Redis; `--scheduler-password` and its file replace it",
+    "FD_VERIFY_WEIGHTS": "0 maps packed weights without comparing them with their checksums (default: 1)",
 }
 """What this module, the operators and setup.py read; other variables that begin with FD_ are named at start-up."""
 _SERVER_SECRETS = (API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, VLLM_API_KEY_VARIABLE, "OPENAI_API_KEY")
@@ -60,6 +61,7 @@ class Env:
     log_requests: bool = True
     model_source: str = "HUGGINGFACE"
     is_torch_forced: bool = False
+    verifies_weights: bool = True
     gpu_emulated: bool = False
     emulation_checks: bool = False
     emulation_seed: Annotated[int, integer(0, 2**63 - 1, name="FD_EMULATION_SEED")] = 0
@@ -90,6 +92,7 @@ def read_env() -> Env:
         log_requests=os.environ.get("FD_LOG_REQUESTS", "1") != "0",
         model_source=os.environ.get("FD_MODEL_SOURCE", "HUGGINGFACE").upper(),
         is_torch_forced=os.environ.get("FD_FOR_TORCH_MODEL_FORMAT", "") == "1",
+        verifies_weights=os.environ.get("FD_VERIFY_WEIGHTS", "1") != "0",
         gpu_emulated=os.environ.get("FD_GPU_EMULATED", "0") == "1",
         emulation_checks=os.environ.get("FD_EMULATION_CHECKS", "0") == "1",
         emulation_seed=_number("FD_EMULATION_SEED", os.environ.get("FD_EMULATION_SEED", "0")),

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, read_quantization, refuse_foreign_folder
+from fastdeploy.config.packed_checkpoint import PackedHeader, read_packed_header
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
@@ -91,7 +92,8 @@ class ModelConfig:
         layout_mark: key of config.json that tells the layout of the weights: paddlenlp_version, or transformers_version
             or torch_dtype for torch layout.
         has_int8_cache: keys and values are cached in int8 in this run.
-        quantization: weight formats that config.json asks for.
+        quantization: weight formats that config.json asks for, or to which the weights are packed.
+        packed: the header of packed weights, or None if the weights are plain tensors.
     """
 
     path: str
@@ -117,6 +119,7 @@ class ModelConfig:
     layout_mark: str | None = field(default=None, compare=False, repr=False)
     has_int8_cache: bool = field(default=False, repr=False)  # repr names the checkpoint
     quantization: QuantizationConfig = field(default=UNQUANTIZED, repr=False)
+    packed: PackedHeader | None = field(default=None, repr=False, compare=False)
 
     @property
     def kv_cache_dtype(self) -> str:
@@ -132,9 +135,12 @@ class ModelConfig:
         """Return the weight format of each part: what is requested, else what config.json asks for.
 
         Raises:
-            ConfigError: there is a format for experts, but the model has none.
+            ConfigError: there is a format for experts, but the model has none; or the weights are packed to others.
         """
-        return (requested if requested.is_given else self.quantization).for_model(self.has_experts)
+        formats = (requested if requested.is_given else self.quantization).for_model(self.has_experts)
+        if self.packed is not None and formats != self.packed.quantization:
+            raise ConfigError("quantization", f"{self.path} is packed to {self.packed.quantization}, got {formats}")
+        return formats
 
     @property
     def max_context_len(self) -> int:
@@ -197,7 +203,12 @@ class ModelConfig:
         generation = None
         if generation_config == "auto":
             generation = read_json_object(directory / "generation_config.json", "model")
-        config = parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
+        packed = read_packed_header(directory)
+        config = parse_model_config(raw, generation or {}, path=str(directory), dtype=packed.dtype if packed else dtype)
+        if packed is not None:
+            if dtype not in ("auto", packed.dtype):
+                raise ConfigError("dtype", f"{directory} is packed for dtype {packed.dtype}, got {dtype}")
+            config = replace(config, packed=packed, quantization=packed.quantization)
         if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
             raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
         return replace(config, has_int8_cache=kv_cache_dtype == "int8")

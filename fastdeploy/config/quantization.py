@@ -14,6 +14,7 @@ FORMATS = ("none", "wint8", "wint4", "w8a8", "w4a8")
 _CACHE_FORMAT, _CACHE_PART = "kvcache", "kv_cache_quant_type"  # FastDeploy 2.x's names for a quantized KV cache
 _EIGHT_BITS = {"wint4": "wint8", "w4a8": "w8a8"}
 """Format of four bits -> the format of the parts in which four bits cost more quality per byte saved."""
+_MTP_HEAD = "w4a8"
 _METHOD, MIXED = "quantization", "mix_quant"  # FastDeploy 2.x's key, and its value for a format per kind of layer
 _MIXED_PARTS = ("dense_quant_type", "moe_quant_type")
 _OFFLINE = ("is_quantized", "is_moe_quantized")
@@ -92,6 +93,17 @@ class QuantizationConfig:
     def for_draft_model(self) -> QuantizationConfig:
         """Return what a draft model takes over from its target: everything but an explicit format for experts."""
         return replace(self, experts=None)
+
+    def for_mtp_layers(self, dtype: str) -> QuantizationConfig:
+        """Return the default formats of a model's layers for multi-token prediction.
+
+        Their head has four bits: with a large vocabulary, the head takes most of the time of a draft pass, and drafts
+        are verified anyway.
+
+        Args:
+            dtype: of the model; only bfloat16 can be quantized.
+        """
+        return replace(self, head=_MTP_HEAD) if dtype == "bfloat16" else self
 
     def to_value(self) -> str | dict[str, str]:
         """Return what `from_value` makes this from."""

@@ -12,9 +12,8 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ContextLength, ModelConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.engine.memory_plan import MemoryPlan
+from fastdeploy.models.weight_source import digest_weight_files
 from fastdeploy.ops.registry import is_exact, reference_names, selected_backend
-
-DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 
 
 def make_fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, Any]:
@@ -79,20 +78,11 @@ def context_notes(requested: ContextLength, max_model_len: int, num_cache_tokens
 
 
 def digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:
-    """Digest config.json and the size, start and end of each weight file, which is fast and tells checkpoints apart.
-
-    The digest does not depend on the folder.
-    """
+    """Digest config.json and the weight files, or those that were packed; the digest does not depend on the folder."""
     config = replace(model_config, path="")
-    digest = hashlib.blake2b(f"{load_choices}\0{config!r}".encode(), digest_size=8)
-    for file in sorted(Path(model_config.path).glob("*.safetensors")):
-        num_bytes = file.stat().st_size
-        digest.update(f"{file.name}\0{num_bytes}\0".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(DIGESTED_BYTES))
-            stream.seek(-min(DIGESTED_BYTES, num_bytes), 2)
-            digest.update(stream.read(DIGESTED_BYTES))
-    return digest.hexdigest()
+    packed = model_config.packed
+    files = digest_weight_files(Path(model_config.path)) if packed is None else packed.source
+    return hashlib.blake2b(f"{load_choices}\0{config!r}\0{files}".encode(), digest_size=8).hexdigest()
 
 
 def _describe_speculation(speculative: SpeculativeConfig) -> dict[str, Any]:

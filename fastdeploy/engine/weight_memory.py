@@ -52,7 +52,8 @@ def _candidates(config: ModelConfig) -> dict[str, Mapping[str, int]]:
     formats: dict[str, str | dict[str, str]] = {f"--quantization {name}": name for name in ("none", "wint8", "wint4")}
     if config.has_experts:
         formats[f"--quantization '{json.dumps(_FOUR_BITS)}'"] = _FOUR_BITS
-    narrow, dtype = replace(config, dtype="bfloat16"), "" if config.dtype == "bfloat16" else "--dtype bfloat16 "
+    narrow = replace(config, dtype="bfloat16", packed=None)
+    dtype = "" if config.dtype == "bfloat16" else "--dtype bfloat16 "
     return {
         f"{dtype}{flag}": weight_bytes(narrow, QuantizationConfig.from_value(value)) for flag, value in formats.items()
     }

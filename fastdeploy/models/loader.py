@@ -12,11 +12,18 @@ from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.decoder import CausalLM
+from fastdeploy.models.packed_store import NoTensors, PackedReader, Progress
 from fastdeploy.models.paddle_layout import PaddleSource, find_layout
 from fastdeploy.models.registry import find_architecture
-from fastdeploy.models.weight_loader import Progress
+from fastdeploy.models.weight_loader import Shapes, WeightLoader
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
-from fastdeploy.models.weights import expected_shapes, load_weights
+from fastdeploy.models.weights import (
+    DecoderWeights,
+    check_quantization,
+    collect_weights,
+    expected_shapes,
+    load_weights,
+)
 from fastdeploy.ops.linear import PackedLinear, pack_linear
 from fastdeploy.ops.registry import selected_backend
 
@@ -53,22 +60,57 @@ def load_model(
     config.check_max_model_len(max_model_len)
     quantization = config.weight_formats(quantization)
     with selected_backend().on_host():
-        source, layout = _open(config, architecture, load_choices, seed)
-        weights = load_weights(config, architecture, source, on_progress, layout, quantization)
+        if config.packed is not None and load_choices == "default_v1":
+            weights = _map_weights(config, architecture, quantization, on_progress)
+        else:
+            source, layout = open_source(config, architecture, load_choices, seed)
+            weights = load_weights(config, architecture, source, on_progress, layout, quantization)
     return CausalLM(config, architecture.traits(config), weights, max_rows=max_rows, max_model_len=max_model_len)
 
 
 def load_head(config: ModelConfig, load_choices: str, quantization: str) -> PackedLinear:
     """Load only the language-model head of a checkpoint, which may be tied to the embedding, in the given format."""
+    if config.packed is not None and load_choices == "default_v1":
+        head = config.packed.quantization.head
+        raise ConfigError(
+            "speculative_config.quantization",
+            f"{config.path} is packed, and layers from another folder use its head: expected head {head}, "
+            f"got {quantization}",
+        )
     architecture = find_architecture(config)
     names = architecture.names
     name = names.embedding if config.tie_word_embeddings else f"{names.head}.weight"
     with selected_backend().on_host():
-        source, _ = _open(config, architecture, load_choices, seed=0)
+        source, _ = open_source(config, architecture, load_choices, seed=0)
         return pack_linear(source.pieces(name, config.dtype), None, quantization)
 
 
-def _open(config: ModelConfig, architecture: Architecture, load_choices: str, seed: int) -> tuple[WeightSource, str]:
+def _map_weights(
+    config: ModelConfig, architecture: Architecture, quantization: QuantizationConfig, on_progress: Progress | None
+) -> DecoderWeights:
+    """Return the weights that `fastdeploy quantize` has packed."""
+    check_quantization(config, quantization)
+    loader = packed_loader(config, expected_shapes(config, architecture), quantization, on_progress)
+    return collect_weights(loader, config, architecture)
+
+
+def packed_loader(
+    config: ModelConfig, shapes: Shapes, quantization: QuantizationConfig, on_progress: Progress | None = None
+) -> WeightLoader:
+    """Return a loader that takes all weights from those that `fastdeploy quantize` has packed.
+
+    Args:
+        shapes: of the tensors from which they were made.
+        on_progress: called with (name of the phase, fraction done).
+    """
+    assert config.packed is not None, "the checkpoint is packed"
+    reader = PackedReader(config.packed, Path(config.path), on_progress)
+    return WeightLoader(config.dtype, NoTensors(), shapes, None, quantization, reader)
+
+
+def open_source(
+    config: ModelConfig, architecture: Architecture, load_choices: str, seed: int
+) -> tuple[WeightSource, str]:
     """Return the tensors in torch layout, and how the layout of the files was determined."""
     if load_choices == "dummy":
         return DummySource(expected_shapes(config, architecture), seed), ""

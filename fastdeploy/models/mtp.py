@@ -9,7 +9,7 @@ masked for all other rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from paddle import Tensor
 
 from fastdeploy.config.drafting_checkpoint import ERNIE_MARK
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.packed_checkpoint import read_packed_header
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.layers.embedding import Embedding
@@ -27,13 +28,13 @@ from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer
 from fastdeploy.models.layer_parts import LayerWeights
-from fastdeploy.models.loader import load_head
+from fastdeploy.models.loader import load_head, packed_loader
 from fastdeploy.models.mtp_forms import FIELD, MTPForm, check_hidden_state, ernie_form, ernie_layers, find_forms
 from fastdeploy.models.paddle_layout import StoredSource, name_prefix, stored_fused, stored_whole
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
-from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
+from fastdeploy.models.weight_source import DummySource, SafetensorsSource
 from fastdeploy.models.weights import check_quantization, check_shapes, expected_shapes
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
@@ -170,23 +171,60 @@ def load_mtp_layers(
     config = target.config
     check_quantization(config, quantization)
     architecture = find_architecture(config)
-    source: WeightSource
     with selected_backend().on_host():
         if load_choices == "dummy":
             forms = [ernie_form(config, architecture, 0, hidden_state)]
             source = DummySource(forms[0].shapes(config), seed=0)
+            loader = WeightLoader(config.dtype, source, source.shapes, None, quantization)
+        elif path is None and config.packed is not None:
+            forms = find_forms(config.packed.mtp_tensors, config, architecture, hidden_state)
+            loader = _packed_loader(config, forms, quantization)
         else:
             files = MTPSource(Path(path or config.path), config, architecture, hidden_state)
-            forms, source = files.forms, files
-        loader = WeightLoader(config.dtype, source, source.shapes, None, quantization)
-        forms, head = forms[:max_layers], None
-        if quantization.head != target.shared.head.weight.quantization and not all(form.head for form in forms):
-            head = load_head(config, load_choices, quantization.head)
-        weights = [_load(loader, config, form, head) for form in forms]
+            forms, loader = files.forms, WeightLoader(config.dtype, files, files.shapes, None, quantization)
+        forms = forms[:max_layers]
+        weights = collect_mtp_weights(loader, config, forms, target.shared.head.weight.quantization, load_choices)
     buffers = MTPBuffers(target)
     return [
         MTPLayer(layer, target, form.reads_normed, i, buffers) for i, (layer, form) in enumerate(zip(weights, forms))
     ]
+
+
+def _packed_loader(config: ModelConfig, forms: list[MTPForm], quantization: QuantizationConfig) -> WeightLoader:
+    """Return a loader of layers that `fastdeploy quantize` has packed beside their target.
+
+    Raises:
+        ConfigError: there are none, or they have other formats.
+    """
+    assert config.packed is not None, "the checkpoint is packed"
+    if not forms:
+        raise ConfigError(FIELD, f"{config.path} was packed from a model without a layer for multi-token prediction")
+    if quantization != config.packed.mtp_quantization:
+        expected = config.packed.mtp_quantization
+        raise ConfigError(
+            "speculative_config.quantization", f"{config.path} has layers packed to {expected}, got {quantization}"
+        )
+    shapes = Shapes()
+    for form in forms:
+        shapes.update(form.shapes(config))
+    return packed_loader(config, shapes, quantization)
+
+
+def collect_mtp_weights(
+    loader: WeightLoader, config: ModelConfig, forms: Sequence[MTPForm], target_head: str, load_choices: str
+) -> list[MTPWeights]:
+    """Return the weights of MTP layers, of which a loader makes those that its store does not have.
+
+    Args:
+        target_head: format of the target's head, which layers without a head share if theirs is the same.
+        load_choices: how a copy of the target's head is loaded in another format.
+    """
+    head, head_format = None, loader.quantization.head
+    if head_format != target_head and not all(form.head for form in forms):
+        head = loader.store.keep(
+            "head for drafts", lambda: load_head(config, load_choices, head_format), quantization=head_format
+        )
+    return [_load(loader, config, form, head) for form in forms]
 
 
 def num_mtp_layers(folder: str, hidden_state: str = "normed") -> int:
@@ -195,8 +233,10 @@ def num_mtp_layers(folder: str, hidden_state: str = "normed") -> int:
     Raises:
         ConfigError: the layers do not read `hidden_state`.
     """
+    packed = read_packed_header(Path(folder))
+    names: Collection[str]
     with selected_backend().on_host():
-        names = SafetensorsSource(Path(folder)).shapes
+        names = SafetensorsSource(Path(folder)).shapes if packed is None else packed.mtp_tensors
     check_hidden_state(names, hidden_state)
     return max(1, len(ernie_layers(names))) if any(ERNIE_MARK in name for name in names) else len(nextn_layers(names))
 
@@ -205,14 +245,28 @@ def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm, shared_head:
     """Load one layer; its projection has the weight format of attention."""
     quantization = loader.quantization.attention
     hidden = config.hidden_size
-    projection = loader.read(f"{form.projection}.weight")
-    bias = loader.read(f"{form.projection}.bias") if form.has_bias else None
+    projection = f"{form.projection}.weight"
+
+    def half(of: str, begin: int, bias: str = "") -> PackedLinear:
+        def pack() -> PackedLinear:
+            matrix = loader.read(projection)[:, begin : begin + hidden].contiguous()
+            return pack_linear(matrix, loader.read(bias) if bias else None, quantization)
+
+        return loader.store.keep(
+            f"{form.projection}.{of}",
+            pack,
+            in_features=hidden,
+            out_features=hidden,
+            quantization=quantization,
+            dtype=loader.dtype,
+        )
+
     head = LinearSpec("head", (StoredLinear(form.head, config.vocab_size),), hidden)
     return MTPWeights(
         emb_norm=loader.copy(form.emb_norm),
         hidden_norm=loader.copy(form.hidden_norm),
-        emb_projection=pack_linear(projection[:, :hidden].contiguous(), bias, quantization),
-        hidden_projection=pack_linear(projection[:, hidden:].contiguous(), None, quantization),
+        emb_projection=half("embedding", 0, f"{form.projection}.bias" if form.has_bias else ""),
+        hidden_projection=half("hidden", hidden),
         block=form.block.load(loader),
         embedding=loader.copy(form.embedding) if form.embedding else None,
         final_norm=loader.copy(form.final_norm) if form.final_norm else None,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -12,12 +12,12 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.models.packed_store import MadeWeights, PackedStore, Progress
 from fastdeploy.models.weight_source import WeightSource
 from fastdeploy.ops.linear import PackedLinear, pack_linear
 from fastdeploy.ops.registry import selected_backend
 
 Shapes = dict[str, tuple[int, ...]]
-Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
 LinearKind = Literal["qkv", "output", "gate_up", "down", "head"]
 
 
@@ -46,6 +46,17 @@ class LinearSpec:
     has_bias: bool = False
 
     @property
+    def name(self) -> str:
+        """Return a name of the packed layer: that of the first stored layer, and the last parts of the others'."""
+        first, *others = (stored.name for stored in self.stored)
+        return "+".join([first, *(name.rpartition(".")[2] for name in others)])
+
+    @property
+    def out_features(self) -> int:
+        """Return the number of columns that the layer writes."""
+        return sum(stored.out_features for stored in self.stored) // (2 if self.kind == "gate_up" else 1)
+
+    @property
     def shapes(self) -> Shapes:
         """Return the name and shape of every tensor that is packed."""
         shapes = Shapes()
@@ -63,6 +74,7 @@ class WeightLoader:
         dtype: of weights and activations in this run.
         source: the tensors.
         quantization: weight format of each part of the model.
+        store: where packed weights come from or go.
     """
 
     def __init__(
@@ -72,16 +84,19 @@ class WeightLoader:
         shapes: Mapping[str, tuple[int, ...]],
         on_progress: Progress | None,
         quantization: QuantizationConfig,
+        store: PackedStore | None = None,
     ) -> None:
         """Store where the tensors are.
 
         Args:
             shapes: of all tensors that will be read, for the progress.
             on_progress: called with (name of the phase, fraction done) after each tensor.
+            store: None if every weight is made from the source, and stays in memory.
         """
         self.dtype = dtype
         self.source = source
         self.quantization = quantization
+        self.store = store or MadeWeights()
         self._shapes = shapes
         self._on_progress = on_progress
         self._num_total = sum(map(prod, shapes.values()))
@@ -89,7 +104,11 @@ class WeightLoader:
 
     def copy(self, name: str) -> Tensor:
         """Return a copy of one tensor on the device."""
-        return selected_backend().place(self.read(name))
+
+        def make() -> Tensor:
+            return selected_backend().place(self.read(name))
+
+        return self.store.keep(name, make, shape=self._shapes[name], dtype=self.dtype)
 
     def read(self, name: str) -> Tensor:
         """Return a copy of one tensor in the model's dtype on the host, which does not depend on the mapped file."""
@@ -97,7 +116,17 @@ class WeightLoader:
         return self.source.read(name).astype(self.dtype).clone()
 
     def linear(self, spec: LinearSpec, quantization: str) -> PackedLinear:
-        """Pack a linear layer in a weight format."""
+        """Return a linear layer in a weight format."""
+        return self.store.keep(
+            spec.name,
+            lambda: self._pack(spec, quantization),
+            in_features=spec.in_features,
+            out_features=spec.out_features,
+            quantization=quantization,
+            dtype=self.dtype,
+        )
+
+    def _pack(self, spec: LinearSpec, quantization: str) -> PackedLinear:
         names = [f"{stored.name}.weight" for stored in spec.stored]
         pieces = [piece for name in names for piece in self.source.pieces(name, self.dtype)]
         bias = paddle.concat([self.read(f"{stored.name}.bias") for stored in spec.stored]) if spec.has_bias else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
@@ -21,6 +22,7 @@ from fastdeploy.models.finite import is_finite
 from fastdeploy.ops.linear import WeightPiece
 
 _READABLE_DTYPES = ("BF16", "F16", "F32", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
+_DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 _NAMES_SHOWN = 24
 _NAME_LENGTH = 120  # characters of a name that are shown
 _INDEX_FILE = "model.safetensors.index.json"
@@ -153,6 +155,19 @@ class DummySource:
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the values of `read` as one piece."""
         return whole_matrix(self.read(name).astype(dtype))
+
+
+def digest_weight_files(directory: Path) -> str:
+    """Digest the name, size, start and end of each weight file, which is fast and tells checkpoints apart."""
+    digest = blake2b(digest_size=8)
+    for file in sorted(directory.glob("*.safetensors")):
+        num_bytes = file.stat().st_size
+        digest.update(f"{file.name}\0{num_bytes}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(_DIGESTED_BYTES))
+            stream.seek(-min(_DIGESTED_BYTES, num_bytes), os.SEEK_END)
+            digest.update(stream.read(_DIGESTED_BYTES))
+    return digest.hexdigest()
 
 
 def whole_matrix(matrix: Tensor) -> list[WeightPiece]:

@@ -13,10 +13,10 @@ from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, TensorNames, nextn_layers
 from fastdeploy.models.layer_parts import LayerWeights
-from fastdeploy.models.weight_loader import LinearSpec, Progress, Shapes, StoredLinear, WeightLoader
+from fastdeploy.models.packed_store import PackedStore, Progress
+from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import WeightSource, listed
 from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, pack_linear
-from fastdeploy.ops.registry import selected_backend
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ def load_weights(
     on_progress: Progress | None = None,
     layout: str = "",
     quantization: QuantizationConfig = UNQUANTIZED,
+    store: PackedStore | None = None,
 ) -> DecoderWeights:
     """Read, convert, quantize and pack every tensor of a checkpoint.
 
@@ -121,6 +122,7 @@ def load_weights(
         on_progress: called with (name of the phase, fraction done) after each tensor.
         layout: how the layout of linear layers was determined, for error messages.
         quantization: weight format of each part; formats other than none need bfloat16.
+        store: as `WeightLoader` takes it.
 
     Raises:
         ConfigError: tensors are missing, unexpected or of a wrong shape, or a dtype other than bfloat16 is quantized.
@@ -128,9 +130,14 @@ def load_weights(
     check_quantization(config, quantization)
     expected = expected_shapes(config, architecture)
     check_shapes(source.shapes, expected, config, architecture, layout)
-    loader = WeightLoader(config.dtype, source, expected, on_progress, quantization)
+    loader = WeightLoader(config.dtype, source, expected, on_progress, quantization, store)
+    return collect_weights(loader, config, architecture)
+
+
+def collect_weights(loader: WeightLoader, config: ModelConfig, architecture: Architecture) -> DecoderWeights:
+    """Return all weights of a decoder, of which a loader makes those that its store does not have."""
     names = architecture.names
-    embedding, head = _tied(loader, names) if config.tie_word_embeddings else _untied(loader, names, config)
+    embedding, head = _tied(loader, names, config) if config.tie_word_embeddings else _untied(loader, names, config)
     layers = tuple(architecture.layer(config, index).load(loader) for index in range(config.num_layers))
     return DecoderWeights(embedding, layers, loader.copy(names.final_norm), head)
 
@@ -141,15 +148,26 @@ def check_quantization(config: ModelConfig, quantization: QuantizationConfig) ->
         raise ConfigError("quantization", f"{quantization} needs dtype bfloat16, got {config.dtype}")
 
 
-def _tied(loader: WeightLoader, names: TensorNames) -> tuple[Tensor | PackedLinear, PackedLinear]:
+def _tied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Tensor | PackedLinear, PackedLinear]:
     """Return embedding and head, which share their memory unless the head is quantized."""
-    quantization = loader.quantization.head
-    if quantization != NO_QUANTIZATION:
-        table = loader.read(names.embedding)
-        return selected_backend().place(table), pack_linear(table, None, quantization)
-    head = pack_linear(loader.source.pieces(names.embedding, loader.dtype))
+    if loader.quantization.head != NO_QUANTIZATION:
+        table = loader.copy(names.embedding)
+        return table, _pack_tied_head(loader, names.embedding, config)
+    head = _pack_tied_head(loader, names.embedding, config)
     loader.advance([names.embedding])
     return head, head
+
+
+def _pack_tied_head(loader: WeightLoader, name: str, config: ModelConfig) -> PackedLinear:
+    quantization = loader.quantization.head
+    return loader.store.keep(
+        f"{name}.head",
+        lambda: pack_linear(loader.source.pieces(name, loader.dtype), None, quantization),
+        in_features=config.hidden_size,
+        out_features=config.vocab_size,
+        quantization=quantization,
+        dtype=loader.dtype,
+    )
 
 
 def _untied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Tensor, PackedLinear]:

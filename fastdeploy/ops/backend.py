@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,6 +56,17 @@ class Mirror(Protocol):
         """Copy rows [begin, end) to the host; they are there after `Backend.synchronize`."""
 
 
+class MappedFile(Protocol):
+    """A file that is mapped for reading, so that processes share its pages."""
+
+    def tensor(self, dtype: str, shape: Sequence[int], offset: int) -> Tensor:
+        """Return a tensor whose memory is the mapped file.
+
+        Args:
+            offset: of its first byte, a multiple of the size of an element.
+        """
+
+
 @dataclass(frozen=True)
 class DeviceOptions:
     """How a device is used.
@@ -87,6 +99,8 @@ class Backend(ABC):
         shares_memory: whether operators use the host's memory, so that nothing is uploaded and downloaded.
         max_num_seqs: most requests in a step.
         kv_layout: names how keys and values lie in a block; blocks move between engines of equal names.
+        weight_layout: names how packed weights lie in memory, which another name says of every other layout; empty if
+            they cannot be mapped from files.
     """
 
     device: str
@@ -96,6 +110,7 @@ class Backend(ABC):
     shares_memory: bool = True
     max_num_seqs: int = 1 << 16
     kv_layout: str = ""
+    weight_layout: str = ""
 
     @abstractmethod
     def load(self) -> None:
@@ -184,6 +199,14 @@ class Backend(ABC):
             NotImplementedError: as `block_regions`.
         """
         raise NotImplementedError(f"backend {self.device}: KV blocks do not move between engines")
+
+    def map_file(self, path: Path, num_bytes: int) -> MappedFile:
+        """Map the first num_bytes bytes of a file of packed weights, of which there is at least one.
+
+        Raises:
+            NotImplementedError: weights are not mapped from files.
+        """
+        raise NotImplementedError(f"backend {self.device}: weights are not mapped from files")
 
     @abstractmethod
     def free_memory_bytes(self) -> int:

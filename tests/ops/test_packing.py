@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed weights do not depend on how the weight is stored."""
 
+from hashlib import blake2b
+
 import numpy as np
 import paddle
 import pytest
 
+from fastdeploy.ops.backends.cpu.backend import BACKEND
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import QUANTIZATIONS, PackedLinear, WeightPiece, pack_linear
 
@@ -54,3 +57,13 @@ def test_unquantized_panels_interleave_units_of_four_bytes(dtype: str, n: int, k
     expected = padded.reshape(-1, 16, padded.shape[1] // unit, unit).transpose(0, 2, 1, 3)
     packed = pack_linear(weight).data.astype("float32").numpy()
     assert np.array_equal(packed, expected.reshape(-1))
+
+
+def test_packed_files_fit_the_layout_that_the_backend_names() -> None:
+    """Whoever changes how weights are packed changes CpuBackend.weight_layout and the digests."""
+    digest = blake2b(digest_size=8)
+    for dtype, quantization in FORMATS:
+        for is_gated in (False, True):
+            packed = pack_linear(random_rows(600, 300, dtype, 6), None, quantization, is_gated)
+            digest.update(bits(packed).tobytes())
+    assert (BACKEND.weight_layout, digest.hexdigest()) == ("panels16-1", "e5dfe75aae102e86")

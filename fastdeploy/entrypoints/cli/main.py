@@ -21,6 +21,7 @@ USAGE = """usage: fastdeploy COMMAND [flags]
   run-batch       answer a file of requests in OpenAI's batch format
   bench           run a benchmark: bench serve, bench latency or bench throughput
   config          print the configuration that flags and a YAML file result in, and where each value comes from
+  quantize        write a model's weights quantized and packed, which servers then map
   tokenizer       encode or decode text, or export the vocabulary
   check-device    compare the operators of a GPU with their references
   collect-env     print versions, hardware and limits for a bug report
@@ -35,6 +36,7 @@ COMMANDS = {
     "run-batch": "fastdeploy.entrypoints.cli.run_batch:main",
     "bench": "fastdeploy.entrypoints.cli.bench:main",
     "config": "fastdeploy.entrypoints.cli.show_config:main",
+    "quantize": "fastdeploy.entrypoints.cli.quantize:main",
     "tokenizer": "fastdeploy.entrypoints.cli.tokenizer:main",
     "check-device": "fastdeploy.entrypoints.cli.check_device:main",
     "collect-env": "fastdeploy.entrypoints.cli.collect_env:main",

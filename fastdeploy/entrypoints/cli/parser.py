@@ -52,10 +52,10 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """A parser that raises ConfigError for wrong flags and accepts underscores for hyphens in their names."""
 
-    def __init__(self, command: str, description: str, epilog: str = "") -> None:
+    def __init__(self, command: str, description: str, epilog: str = "", positional: str = "") -> None:
         super().__init__(
             prog=f"fastdeploy {command}",
-            usage=f"fastdeploy {command} [flags]",
+            usage=" ".join(filter(None, ["fastdeploy", command, positional, "[flags]"])),
             description=description,
             epilog=epilog,
             allow_abbrev=False,

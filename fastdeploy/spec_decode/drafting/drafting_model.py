@@ -30,7 +30,6 @@ from fastdeploy.worker.model_runner import RunnerConfig
 
 SECTION = "speculative_config"
 KEYS_IN_SECTION = ("model", "revision", "quantization")
-MTP_HEAD_FORMAT = "w4a8"
 
 DraftingModel = CausalLM | list[MTPLayer]
 DraftingRunner = MTPRunner | DraftModelRunner
@@ -107,7 +106,8 @@ def load_drafting_model(drafting: DraftingModelConfig, config: EngineConfig, tar
     Raises:
         ConfigError: the checkpoint cannot be loaded; names the key.
     """
-    quantization = _quantization_of(drafting, config)
+    with _prefix_errors_with_key():
+        quantization = _quantization_of(drafting, config)
     if drafting.method == "mtp":
         assert isinstance(config.speculative, MTPConfig)
         state = config.speculative.mtp_hidden_state
@@ -140,18 +140,13 @@ def make_drafter(
 
 
 def _quantization_of(drafting: DraftingModelConfig, config: EngineConfig) -> QuantizationConfig:
-    """Return the formats of the drafting model: those configured, else its own config.json's, else the target's.
-
-    The default head of MTP layers has four bits: with a large vocabulary, the head takes most of the time of a draft
-    pass, and drafts are verified anyway.
-    """
+    """Return the formats of the drafting model: those configured, else its own config.json's, else the target's."""
     assert isinstance(config.speculative, ModelBasedConfig)
     model, requested = drafting.config, config.speculative.quantization
     if requested is not None:
-        return model.weight_formats(QuantizationConfig.from_value(requested))
+        return QuantizationConfig.from_value(requested).for_model(model.has_experts)
     if drafting.method == "mtp":
-        formats = model.weight_formats(config.quantization)
-        return replace(formats, head=MTP_HEAD_FORMAT) if model.dtype == "bfloat16" else formats
+        return model.weight_formats(config.quantization).for_mtp_layers(model.dtype)
     return model.quantization if model.quantization.is_given else config.quantization.for_draft_model()
 
 
@@ -194,7 +189,7 @@ def _prefix_errors_with_key() -> Iterator[None]:
     except ConfigError as error:
         if error.field.startswith(f"{SECTION}."):
             raise
-        is_key = error.field in KEYS_IN_SECTION
+        is_key = error.field.split(".")[0] in KEYS_IN_SECTION
         field = f"{SECTION}.{error.field if is_key else 'model'}"
         raise ConfigError(field, error.message if is_key else str(error)) from None
 

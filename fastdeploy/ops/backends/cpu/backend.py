@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from paddle import Tensor
@@ -26,6 +27,7 @@ from fastdeploy.ops.backends.cpu import (
     verify,
 )
 from fastdeploy.ops.backends.cpu.graph import OpGraph
+from fastdeploy.ops.backends.cpu.mapped_file import MappedFile
 from fastdeploy.ops.block_moves import BlockRegion
 
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -59,6 +61,7 @@ class CpuBackend(Backend):
 
     device = "cpu"
     kernels = _KERNELS
+    weight_layout = "panels16-1"  # the number counts changes of the layout; packed weights are the same on all paths
     kv_layout = "packed16"  # keys in groups of 16 positions, values in pairs of positions; the same on all paths
 
     def load(self) -> None:
@@ -86,6 +89,10 @@ class CpuBackend(Backend):
         """Describe rows in host memory."""
         block_bytes = rows_per_block * rows.shape[1] * int(rows.element_size())
         return BlockRegion(rows.data_ptr(), num_blocks, 1, block_bytes, 0)
+
+    def map_file(self, path: Path, num_bytes: int) -> MappedFile:
+        """Map a file, as `Backend.map_file` says."""
+        return MappedFile(path, num_bytes)
 
     def free_memory_bytes(self) -> int:
         """Return the host memory that is still available to this process."""

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the packed weights of a model come from and go: made from plain tensors, written to a file, mapped from one.
+
+A loader gets each packed weight from `PackedStore.keep`, under a name, and says how it is made if it is not there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+from paddle import Tensor
+
+from fastdeploy.config.env import read_env
+from fastdeploy.config.packed_checkpoint import AGAIN, DATA_FILE, PackedEntry, PackedHeader, PackedTensor
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.ops.backend import MappedFile
+from fastdeploy.ops.checksums import digest_memory
+from fastdeploy.ops.experts import PackedExperts
+from fastdeploy.ops.linear import PackedLinear, WeightPiece, dtype_name
+from fastdeploy.ops.registry import selected_backend
+
+Packed = TypeVar("Packed", Tensor, PackedLinear, PackedExperts)
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (PackedLinear, PackedExperts)}
+_PAGE = 4096  # bytes; each tensor begins at a multiple
+Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
+_TENSOR, _DATA = "Tensor", "data"
+
+
+class PackedStore(Protocol):
+    """Takes or provides packed weights."""
+
+    def keep(self, name: str, make: Callable[[], Packed], **expected: Any) -> Packed:
+        """Return the weight of this name, which `make` makes if it is not there.
+
+        Args:
+            name: unique in the model.
+            expected: values of its fields, and for a tensor its shape and dtype.
+        """
+
+
+class MadeWeights:
+    """Keeps nothing: every weight is made."""
+
+    def keep(self, name: str, make: Callable[[], Packed], **expected: Any) -> Packed:
+        """Return the weight that `make` makes."""
+        return make()
+
+
+class NoTensors:
+    """The source of a loader whose store has all weights: it has no tensor."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return no shapes."""
+        return {}
+
+    def read(self, name: str) -> Tensor:
+        """Raise AssertionError."""
+        raise AssertionError(f"{name} is read although all weights are packed")
+
+    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
+        """Raise AssertionError."""
+        raise AssertionError(f"{name} is read although all weights are packed")
+
+
+class PackedWriter:
+    """Writes packed weights to a file while they are made.
+
+    A weight that it returns is mapped from the file, so that the memory in which it was made can be given back.
+
+    Attributes:
+        entries: where the weights are.
+        num_bytes: bytes written so far.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        """Write to `file`, whose path this is."""
+        self.entries: dict[str, PackedEntry] = {}
+        self.num_bytes = 0
+        self._file = file
+        self._path = path
+
+    def keep(self, name: str, make: Callable[[], Packed], **expected: Any) -> Packed:
+        """Return the weight that `make` makes, after it was written.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        assert name not in self.entries, f"two weights with the name {name}"
+        weight: Any = make()
+        parts = {field.name: getattr(weight, field.name) for field in fields(weight)} if is_dataclass(weight) else {}
+        tensors = {key: part for key, part in (parts or {_DATA: weight}).items() if isinstance(part, Tensor)}
+        entry = PackedEntry(
+            kind=type(weight).__name__ if parts else _TENSOR,
+            fields={key: part for key, part in parts.items() if key not in tensors},
+            tensors={key: self._write(tensor) for key, tensor in tensors.items()},
+        )
+        self.entries[name] = entry
+        self._file.flush()
+        mapped: Packed = _assemble(entry, selected_backend().map_file(self._path, self.num_bytes))
+        return mapped
+
+    def _write(self, tensor: Tensor) -> PackedTensor:
+        """Append a tensor at the start of a page."""
+        padding = -self.num_bytes % _PAGE
+        self._file.write(bytes(padding))
+        self.num_bytes += padding
+        tensor = tensor.contiguous()
+        address, num_bytes = tensor.data_ptr(), int(tensor.size) * int(tensor.element_size())
+        self._file.write(memoryview((ctypes.c_ubyte * num_bytes).from_address(address)))
+        offset, self.num_bytes = self.num_bytes, self.num_bytes + num_bytes
+        return PackedTensor(dtype_name(tensor), tuple(tensor.shape), offset, digest_memory(address, num_bytes))
+
+
+class PackedReader:
+    """Provides packed weights whose memory is the mapped file.
+
+    Every tensor is compared with its checksum when it is provided, unless the environment turns that off.
+    """
+
+    def __init__(self, header: PackedHeader, folder: Path, on_progress: Progress | None = None) -> None:
+        """Map the file.
+
+        Args:
+            on_progress: called with (name of the phase, fraction done) after each weight.
+
+        Raises:
+            ConfigError: the selected backend packs weights in another way, or cannot map them.
+        """
+        backend, layout = selected_backend(), selected_backend().weight_layout
+        self._path = folder / DATA_FILE
+        if not layout:
+            problem = f"packed weights are for --device cpu; give --device {backend.device} the model that was packed"
+            raise ConfigError("model", f"{folder}: {problem}")
+        if header.layout != layout:
+            raise ConfigError("model", f"{self._path}: has layout {header.layout!r:.60}, expected {layout}; {AGAIN}")
+        self._entries, self._verifies = header.entries, read_env().verifies_weights
+        self._file = backend.map_file(self._path, header.num_bytes)
+        self._on_progress, self._num_total, self._num_done = on_progress, header.decoder_bytes, 0
+
+    def keep(self, name: str, make: Callable[[], Packed], **expected: Any) -> Packed:
+        """Return the weight of this name.
+
+        Raises:
+            ConfigError: there is no such weight, it does not fit config.json, or its bytes were changed.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise ConfigError("model", f"{self._path}: {name} is missing; {AGAIN}")
+        found = {**entry.fields, **(vars(entry.tensors[_DATA]) if entry.kind == _TENSOR else {})}
+        for field, value in expected.items():
+            if found.get(field) != value:
+                problem = f"{name} has {field} {found.get(field)!r:.60}, config.json implies {value}"
+                raise ConfigError("model", f"{self._path}: {problem}; {AGAIN}")
+        weight: Packed = _assemble(entry, self._file)
+        if self._verifies:
+            self._verify(name, entry, weight)
+        self._num_done += sum(tensor.num_bytes for tensor in entry.tensors.values())
+        if self._on_progress is not None:
+            self._on_progress("loading weights", self._num_done / self._num_total)
+        return weight
+
+    def _verify(self, name: str, entry: PackedEntry, weight: Any) -> None:
+        """Compare the bytes of a weight with the checksums of the header."""
+        for key, stored in entry.tensors.items():
+            tensor = weight if entry.kind == _TENSOR else getattr(weight, key)
+            if digest_memory(tensor.data_ptr(), stored.num_bytes) != stored.checksum:
+                raise ConfigError("model", f"{self._path}: the bytes of {name} were changed; {AGAIN}")
+
+
+def _assemble(entry: PackedEntry, file: MappedFile) -> Any:
+    """Return a weight whose memory is the mapped file."""
+    tensors = {key: file.tensor(stored.dtype, stored.shape, stored.offset) for key, stored in entry.tensors.items()}
+    return tensors[_DATA] if entry.kind == _TENSOR else _KINDS[entry.kind](**entry.fields, **tensors)
