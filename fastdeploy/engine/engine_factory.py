@@ -280,8 +280,8 @@ def _make_length_policy(
     if drafter is None:
         return AdaptiveLength(times, None, True, clock)
     max_passes = speculative.num_model_steps if isinstance(speculative, MTPConfig) else num_drafts
-    pass_s, request_s = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
-    passes = DraftPasses(proposer.name, max_passes, pass_s, request_s)
+    times_of_pass = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
+    passes = DraftPasses(proposer.name, max_passes, times_of_pass)
     return AdaptiveLength(times, passes, speculative.extension is not None, clock)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import paddle
 
+from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, WeightPiece, check_pieces
 from fastdeploy.ops.norm import NormParams
@@ -70,7 +71,8 @@ class Router:
         correction_bias: [E] float32, or None.
         rule: how experts are chosen.
         norm: RMSNorm of the rows before the router and the experts.
-        load: [2] int32, receives of each step how many experts have rows, and the most rows of one expert.
+        load: [2] int32, receives of each step how many experts have rows, and the most rows of one expert; part of an
+            `ExpertLoad`.
     """
 
     gate: paddle.Tensor
@@ -79,6 +81,25 @@ class Router:
     rule: RouterRule
     norm: NormParams
     load: paddle.Tensor
+
+
+class ExpertLoad:
+    """How the rows of the last step were spread over the experts of a model.
+
+    Attributes:
+        array: [num_layers, 2] int32; for each sparse layer, how many experts had rows, and the most rows of one expert.
+        num_experts, num_chosen: experts of a layer (E), and experts per row (k).
+    """
+
+    def __init__(self, num_layers: int, num_experts: int, num_chosen: int) -> None:
+        """Start with zeros."""
+        self._buffer = HostBuffer((num_layers, 2), "int32")
+        self.array, self.num_experts, self.num_chosen = self._buffer.array, num_experts, num_chosen
+
+    def of_layer(self, index: int) -> paddle.Tensor:
+        """Return the part [2] that the router of a sparse layer writes."""
+        row: paddle.Tensor = self._buffer.tensor[index]
+        return row
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, repeat
 
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
@@ -40,11 +41,14 @@ def run_full_step(runner: ModelRunner, draft: DraftFunction | None) -> None:
         draft(decoding, [min(2, runner.config.max_drafts)] * len(decoding))
 
 
-def make_request(num_tokens: int, num_drafts: int, block_ids: Sequence[int]) -> Request:
-    """Return a request of so many tokens and drafts, all with the id 0, whose keys and values lie in these blocks."""
-    source = GenerationRequest("timing", [0] * num_tokens, SamplingParams(temperature=0.0))
+def make_request(
+    num_tokens: int, num_drafts: int, block_ids: Sequence[int], token_ids: Iterable[int] = repeat(0)
+) -> Request:
+    """Return a request of so many tokens and drafts, with these ids, whose keys and values lie in these blocks."""
+    tokens = list(islice(token_ids, num_tokens + num_drafts))
+    source = GenerationRequest("timing", tokens[:num_tokens], SamplingParams(temperature=0.0))
     request = Request(source, 0, 0, num_tokens + num_drafts + 1, num_drafts)
-    request.set_draft(Draft([0] * num_drafts))
+    request.set_draft(Draft(tokens[num_tokens:]))
     request.block_ids = list(block_ids)
     return request
 

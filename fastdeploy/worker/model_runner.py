@@ -26,6 +26,7 @@ from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.batch_index import BatchIndex, shift_logits_rows, virtual_padding
 from fastdeploy.ops.block_moves import BlockRegions
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.experts import ExpertLoad
 from fastdeploy.ops.gather import gather_rows
 from fastdeploy.ops.graph import CapturedGraph
 from fastdeploy.ops.input_checks import InputLimits, check_row_ranges
@@ -47,7 +48,13 @@ logger = logging.getLogger("fastdeploy.engine")
 
 
 class CausalLM(Protocol):
-    """What the runner needs of a model (models.decoder.CausalLM)."""
+    """What the runner needs of a model (models.decoder.CausalLM).
+
+    Attributes:
+        expert_load: how the rows of the last step were spread over experts; None if all layers are dense.
+    """
+
+    expert_load: ExpertLoad | None
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
         """Return hidden states [capacity, H] after the final norm, of which the first metadata.num_rows are valid.

@@ -3,24 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import count, cycle, repeat
 
 from fastdeploy.core.length_policy import Clock
 from fastdeploy.core.step import ScheduledRequest, StepPlan
+from fastdeploy.spec_decode.adaptive.distinct_experts import DistinctExperts
 from fastdeploy.spec_decode.adaptive.step_times import StepTimes
 from fastdeploy.worker.full_step import make_request
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
 TIME_LIMIT_S = 0.7  # for all steps, and for all draft passes; each one is measured at least twice
 CONTEXT_TOKENS = 512  # of each request, if the cache holds at least twice as many
+SPREAD = 7919  # distance between the tokens of neighbouring rows: a prime
+EQUAL_ROWS = -1  # key of the step whose rows have the same token; 0 is that without drafts, others count rows
 
 
 def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int, clock: Clock) -> StepTimes:
     """Measure steps of about a dozen row counts from 1 to `max_rows`, fewer if steps are slow.
 
     The KV cache must be unused. As far as it suffices, requests have separate blocks, because the time that a request
-    adds to a step is mostly spent reading its keys and values.
+    adds to a step is mostly spent reading its keys and values. If the model has experts, rows of random tokens read
+    many of them, and a step of as many equal rows tells how long reading one takes.
     """
     max_drafts = min(max_drafts, num_cache_tokens - 1)
     num_tokens = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 2), num_cache_tokens - max_drafts)
@@ -30,24 +35,52 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     counts = [num_plain, 1, per_request, *(2**i for i in range(1, 16)), *(3 * 2**i for i in range(15))]
     packed = {n: [per_request] * (n // per_request) + [n % per_request] * (n % per_request > 0) for n in counts}
     shapes = {0: [1] * num_plain} | {n: rows for n, rows in packed.items() if n <= max_rows}  # 0: without drafts
-    plans = {key: _make_plan(runner, rows, num_tokens, max_drafts) for key, rows in shapes.items()}
-    seconds = _min_seconds({key: partial(runner.run, plan) for key, plan in plans.items()}, clock)
+    tokens = _spread_tokens(runner.config)
+    plans = {key: _make_plan(runner, rows, num_tokens, max_drafts, tokens) for key, rows in shapes.items()}
+    experts, load = None, runner.model.expert_load
+    if load is None:
+        seconds = _min_seconds({key: partial(runner.run, plan) for key, plan in plans.items()}, clock)
+    else:
+        num_equal = max(num_plain, per_request)
+        equal = _make_plan(runner, packed[num_equal], num_tokens, max_drafts, repeat(0))
+        seconds, expert_s = _without_experts(runner, {EQUAL_ROWS: equal} | plans, num_equal, clock)
+        experts = DistinctExperts(load.array, load.num_experts, load.num_chosen, expert_s)
     added_s = (seconds.pop(0) - seconds[num_plain]) / max(1, num_plain - len(packed[num_plain]))
     request_s = min(max(0.0, added_s), min(seconds.values()) / 2)
-    return StepTimes({n: step_s - request_s * len(packed[n]) for n, step_s in seconds.items()}, request_s, num_tokens)
+    rows_s = {n: step_s - request_s * len(packed[n]) for n, step_s in seconds.items()}
+    return StepTimes(rows_s, request_s, num_tokens, experts)
 
 
 def time_draft_passes(
     draft: Callable[..., object], config: RunnerConfig, num_cache_tokens: int, clock: Clock
-) -> tuple[float, float]:
-    """Return the seconds of a draft pass without its requests' share, and of each request; all use the same blocks."""
+) -> StepTimes:
+    """Measure draft passes of 1 to 64 requests, which all use the same blocks."""
     num_tokens, num_passes = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 4)), min(2, config.max_drafts)
-    num_seqs, blocks = min(config.max_seqs, 16), range(-(-num_tokens // config.block_size))
-    batches = {n: [make_request(num_tokens, num_passes, blocks) for _ in range(n)] for n in (1, num_seqs)}
+    blocks, tokens = range(-(-num_tokens // config.block_size)), _spread_tokens(config)
+    sizes = dict.fromkeys(min(config.max_seqs, n) for n in (1, 16, 4, 64))
+    batches = {n: [make_request(num_tokens, num_passes, blocks, tokens) for _ in range(n)] for n in sizes}
     calls = {n: partial(draft, requests, [num_passes] * n) for n, requests in batches.items()}
-    seconds = {n: call_s / num_passes for n, call_s in _min_seconds(calls, clock).items()}
-    request_s = min(max(0.0, seconds[num_seqs] - seconds[1]) / max(1, num_seqs - 1), seconds[1] / 2)
-    return seconds[1] - request_s, request_s
+    return StepTimes({n: call_s / num_passes for n, call_s in _min_seconds(calls, clock).items()})
+
+
+def _without_experts(
+    runner: ModelRunner, plans: Mapping[int, StepPlan], num_equal: int, clock: Clock
+) -> tuple[dict[int, float], float]:
+    """Measure steps; return their seconds without reading experts, and the seconds of reading one.
+
+    The latter is the difference between `num_equal` rows that are equal and as many that differ.
+    """
+    num_experts = dict[int, int]()
+
+    def run(key: int) -> None:
+        runner.run(plans[key])
+        num_experts[key] = int(load.array[:, 0].sum())
+
+    seconds = _min_seconds({key: partial(run, key) for key in plans}, clock)
+    added_s, num_added = seconds[num_equal] - seconds[EQUAL_ROWS], num_experts[num_equal] - num_experts[EQUAL_ROWS]
+    expert_s = max(0.0, added_s) / max(1, num_added)
+    expert_s = min(expert_s, *(step_s / num_experts[key] for key, step_s in seconds.items()))
+    return {key: seconds[key] - expert_s * num_experts[key] for key in seconds if key != EQUAL_ROWS}, expert_s
 
 
 def _min_seconds(calls: Mapping[int, Callable[[], object]], clock: Clock) -> dict[int, float]:
@@ -56,7 +89,7 @@ def _min_seconds(calls: Mapping[int, Callable[[], object]], clock: Clock) -> dic
     order, total_s = list(calls), 0.0
     for call_round in range(16):
         for key in order:
-            if not call_round and len(seconds) >= 4 and total_s > TIME_LIMIT_S / 2:
+            if not call_round and len(seconds) >= 4 + (EQUAL_ROWS in calls) and total_s > TIME_LIMIT_S / 2:
                 break
             start_s = clock()
             calls[key]()
@@ -69,9 +102,16 @@ def _min_seconds(calls: Mapping[int, Callable[[], object]], clock: Clock) -> dic
     return seconds
 
 
-def _make_plan(runner: ModelRunner, rows: list[int], num_tokens: int, max_drafts: int) -> StepPlan:
+def _spread_tokens(config: RunnerConfig) -> Iterator[int]:
+    """Yield ids that lie far apart, without end, so that rows are routed to different experts."""
+    return (i * SPREAD % config.vocab_limit for i in count())
+
+
+def _make_plan(
+    runner: ModelRunner, rows: list[int], num_tokens: int, max_drafts: int, token_ids: Iterable[int]
+) -> StepPlan:
     num_blocks = -(-(num_tokens + max_drafts) // runner.config.block_size)
     num_separate = max(1, runner.kv_caches[0].key.shape[0] // num_blocks)
-    firsts = (i % num_separate * num_blocks for i in range(len(rows)))
-    requests = [make_request(num_tokens, n - 1, range(first, first + num_blocks)) for n, first in zip(rows, firsts)]
+    blocks = [range(first, first + num_blocks) for first in range(0, num_separate * num_blocks, num_blocks)]
+    requests = [make_request(num_tokens, n - 1, ids, token_ids) for n, ids in zip(rows, cycle(blocks))]
     return StepPlan([ScheduledRequest(r, n, num_tokens - 1, r.draft, n) for r, n in zip(requests, rows)])

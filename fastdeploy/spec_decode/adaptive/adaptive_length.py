@@ -86,7 +86,7 @@ class AdaptiveLength(LengthPolicy):
         self._is_drafting = False  # whether the drafts of the current step were proposed outside of a pause
         self._was_plain = False  # whether the previous step had no drafts
         self._num_decoding = self._num_drafts = self._num_passes = 0
-        self._step_start_s = self._propose_start_s = self._contexts_s = self._propose_s = self._deferred_s = 0.0
+        self._step_start_s = self._propose_start_s = self._requests_s = self._propose_s = self._deferred_s = 0.0
         self._paused_since: float | None = None
         self._stats = DraftLengthStats()
 
@@ -94,11 +94,12 @@ class AdaptiveLength(LengthPolicy):
         """Cut the drafts to the lengths that give the most tokens per second, possibly 0."""
         count, self._num_drafts = len(decoding), 0
         self._num_decoding, self._step_start_s = count, self._clock()
-        self._contexts_s = self._times.contexts_s(count, sum([request.num_tokens for request in decoding]))
+        self._requests_s = self._times.requests_s(count, sum([request.num_tokens for request in decoding]))
         if drafted := [request for request in decoding if request.draft is not NO_DRAFT]:
             acceptance = [self._acceptance.acceptance(request, request.draft) for request in drafted]
             num_offered = sum(map(len, acceptance))
-            times = self._times.with_drafts(count, self._contexts_s, num_offered, num_prefill_rows)
+            sources = [request.draft.source for request in drafted]
+            times = self._times.with_drafts(count, self._requests_s, sources, num_offered, num_prefill_rows)
             lengths = most_profitable(acceptance, count, times)
             for request, length in zip(drafted, lengths):
                 request.draft = request.draft.cut(length)
@@ -112,8 +113,7 @@ class AdaptiveLength(LengthPolicy):
         """Record the step; unless drafting is paused, allow the `ready` requests as many drafts as fit."""
         self._propose_start_s = self._clock()
         if self._num_decoding:
-            self._num_drafts = sum([len(scheduled.draft) for scheduled in plan.requests])
-            self._record_step(len(plan.requests) > self._num_decoding, self._propose_start_s - self._step_start_s)
+            self._record_step(plan, self._propose_start_s - self._step_start_s)
         self._propose_s, self._num_passes = 0.0, 0
         if not ready:
             return []
@@ -150,16 +150,18 @@ class AdaptiveLength(LengthPolicy):
         paused_s = 0.0 if self._paused_since is None else time.monotonic() - self._paused_since
         return replace(self._stats, is_paused=self._paused_since is not None, paused_s=paused_s)
 
-    def _record_step(self, has_prefill: bool, step_s: float) -> None:
+    def _record_step(self, plan: StepPlan, step_s: float) -> None:
         """Compare a step with a plain step; the time of one with prefill rows is predicted instead of measured."""
-        count, num_drafts = self._num_decoding, self._num_drafts
+        count, has_prefill = self._num_decoding, len(plan.requests) > self._num_decoding
+        sources = [scheduled.draft.source for scheduled in plan.requests if scheduled.draft.token_ids]
+        num_drafts = sum([len(scheduled.draft) for scheduled in plan.requests]) if sources else 0
         budget, num_accepted = self._budget(count), self._acceptance.update(self._proposed)
         self._proposed.clear()
-        predicted_s = self._times.rows_s(count) + self._contexts_s
+        predicted_s = self._times.rows_s(count) + self._requests_s
         if num_drafts or self._is_drafting:
             plain_s, extra_s = budget.slowdown * predicted_s, 0.0
             if num_drafts:
-                extra_s = budget.slowdown * (self._times.rows_s(count + num_drafts) - self._times.rows_s(count))
+                extra_s = budget.slowdown * self._times.drafts_s(count, sources, num_drafts)
                 if not has_prefill:
                     extra_s = min(step_s, MAX_TIME_RATIO * (plain_s + extra_s)) - plain_s
             spread_s = self._deferred_s / CATCH_UP_STEPS
@@ -169,6 +171,8 @@ class AdaptiveLength(LengthPolicy):
         if not num_drafts and not has_prefill and self._was_plain:  # caches are cold in the first one after drafts
             budget.record_plain_step(step_s, predicted_s)
         self._was_plain = not num_drafts
+        if self._times.experts and not has_prefill:
+            self._times.experts.update(count, sources, num_drafts)
         if budget.pause_left and not self._is_drafting and budget.advance_pause():
             self._acceptance.limit_evidence()
             self._deferred_s = 0.0
@@ -178,7 +182,8 @@ class AdaptiveLength(LengthPolicy):
         if self._passes is None:
             return 0
         expected = self._acceptance.expected_accepted(self._passes.source, self._passes.max_passes)
-        times = self._times.with_drafts(count, self._contexts_s, count * len(expected), 0)
+        sources = [self._passes.source] * count
+        times = self._times.with_drafts(count, self._requests_s, sources, count * len(expected), 0)
         rates = [(1 + e) / (times[count * n] + self._passes.seconds(count, n)) for n, e in enumerate(expected, 1)]
         return 1 + rates.index(max(rates))
 

@@ -9,14 +9,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fastdeploy.spec_decode.adaptive.distinct_experts import DistinctExperts
+
 MIN_SPEEDUP = 1.03  # predicted tokens per second with drafts over those without: below it, predictions are too coarse
 
 
 class StepTimes:
-    """Predicts the seconds of a decoding step from its rows, its requests and the length of their contexts."""
+    """Predicts the seconds of a decoding step from its rows, its requests and the length of their contexts.
 
-    def __init__(self, seconds: Mapping[int, float], request_s: float = 0.0, context_tokens: int = 0) -> None:
-        """Interpolate between measurements (number of rows: seconds without the share of requests).
+    The `experts` of a mixture of experts add their share; None for dense models. Where drafts are described by their
+    sources, there is one for each request that has a draft.
+    """
+
+    def __init__(
+        self,
+        seconds: Mapping[int, float],
+        request_s: float = 0.0,
+        context_tokens: int = 0,
+        experts: DistinctExperts | None = None,
+    ) -> None:
+        """Interpolate between measurements (number of rows: seconds without the shares of requests and experts).
 
         Each request with `context_tokens` of context adds `request_s`, in proportion to its context if that is not 0.
         """
@@ -24,22 +36,37 @@ class StepTimes:
         times = list(accumulate((seconds[r] for r in rows), max))  # more rows never take less time
         self._row_s: list[float] = np.interp(range(rows[-1] + 1), rows, times).tolist()
         self._slope_s = (times[-1] - times[0]) / max(1, rows[-1] - rows[0])
-        self._request_s, self._context_tokens = request_s, context_tokens
+        self._request_s, self._context_tokens, self.experts = request_s, context_tokens, experts
 
-    def contexts_s(self, num_requests: int, num_tokens: int) -> float:
-        """Return what `num_requests` requests with contexts of `num_tokens` tokens in total add to a step."""
-        return self._request_s * (num_tokens / self._context_tokens if self._context_tokens else num_requests)
+    def requests_s(self, num_requests: int, num_tokens: int) -> float:
+        """Return what requests with contexts of `num_tokens` tokens in total add to a step without drafts."""
+        contexts_s = self._request_s * (num_tokens / self._context_tokens if self._context_tokens else num_requests)
+        return contexts_s + self.experts.seconds(num_requests)[0] if self.experts else contexts_s
 
     def rows_s(self, num_rows: int) -> float:
-        """Return the seconds of a step without the share of its requests."""
+        """Return the seconds of a step without the shares of its requests and experts."""
         last = len(self._row_s) - 1
         return self._row_s[min(num_rows, last)] + self._slope_s * max(0, num_rows - last)
 
-    def with_drafts(self, num_requests: int, contexts_s: float, num_drafts: int, num_prefill_rows: int) -> list[float]:
+    def drafts_s(self, num_requests: int, sources: Sequence[str], num_drafts: int) -> float:
+        """Return what drafts add to a step without prefill rows."""
+        rows_s = self.rows_s(num_requests + num_drafts) - self.rows_s(num_requests)
+        if self.experts is None:
+            return rows_s
+        plain_s, drafted_s = self.experts.seconds(num_requests, sources, (0, num_drafts))
+        return rows_s + drafted_s - plain_s
+
+    def with_drafts(
+        self, num_requests: int, requests_s: float, sources: Sequence[str], num_drafts: int, num_prefill_rows: int
+    ) -> list[float]:
         """Return the seconds of decoding with 0 .. `num_drafts` drafts, without the share of the prefill rows."""
         first = num_requests + num_prefill_rows
-        shift = contexts_s + self.rows_s(num_requests) - self.rows_s(first)
-        return [self.rows_s(num_rows) + shift for num_rows in range(first, first + num_drafts + 1)]
+        shift = requests_s + self.rows_s(num_requests) - self.rows_s(first)
+        times = [self.rows_s(num_rows) + shift for num_rows in range(first, first + num_drafts + 1)]
+        if self.experts is None:
+            return times
+        experts_s = self.experts.seconds(first, sources, range(num_drafts + 1))
+        return [rows_s + drafted_s - experts_s[0] for rows_s, drafted_s in zip(times, experts_s)]
 
 
 class DraftPasses(NamedTuple):
@@ -47,12 +74,11 @@ class DraftPasses(NamedTuple):
 
     source: str
     max_passes: int  # per step; each drafts one token per request
-    pass_s: float  # seconds of a pass without the share of its requests
-    request_s: float  # seconds that each request adds to a pass
+    times: StepTimes  # of a pass, by its requests
 
     def seconds(self, num_requests: int, num_passes: int) -> float:
         """Return the time of `num_passes` passes for `num_requests` requests."""
-        return num_passes * (self.pass_s + num_requests * self.request_s)
+        return num_passes * self.times.rows_s(num_requests)
 
 
 def most_profitable(acceptance: Sequence[Sequence[float]], num_requests: int, times: Sequence[float]) -> list[int]:
