@@ -20,6 +20,7 @@ from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weights import DecoderWeights
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
+from fastdeploy.ops.experts import ExpertLoad
 from fastdeploy.ops.gather import scatter_rows
 from fastdeploy.ops.rotary import HeadLayout
 
@@ -93,6 +94,7 @@ class CausalLM:
         self.num_streamed_bytes = weights.num_streamed_bytes
         self._buffers = StepBuffers(config.hidden_size, max_rows, config.dtype)
         self.output: Tensor = self._buffers.normed
+        self.expert_load: ExpertLoad | None = None
         cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len))
         context = AttentionContext(self.heads, cos_sin, traits.interleaved_rotary, config.rms_norm_eps)
         self._layers = tuple(DecoderLayer(layer, context, self._buffers) for layer in weights.layers)

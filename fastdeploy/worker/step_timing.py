@@ -9,6 +9,7 @@ from itertools import count, cycle, repeat
 
 from fastdeploy.core.length_policy import Clock
 from fastdeploy.core.step import ScheduledRequest, StepPlan
+from fastdeploy.ops.experts import ExpertLoad
 from fastdeploy.spec_decode.adaptive.distinct_experts import DistinctExperts
 from fastdeploy.spec_decode.adaptive.step_times import StepTimes
 from fastdeploy.worker.full_step import make_request
@@ -43,7 +44,7 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     else:
         num_equal = max(num_plain, per_request)
         equal = _make_plan(runner, packed[num_equal], num_tokens, max_drafts, repeat(0))
-        seconds, expert_s = _without_experts(runner, {EQUAL_ROWS: equal} | plans, num_equal, clock)
+        seconds, expert_s = _without_experts(runner, load, {EQUAL_ROWS: equal} | plans, num_equal, clock)
         experts = DistinctExperts(load.array, load.num_experts, load.num_chosen, expert_s)
     added_s = (seconds.pop(0) - seconds[num_plain]) / max(1, num_plain - len(packed[num_plain]))
     request_s = min(max(0.0, added_s), min(seconds.values()) / 2)
@@ -64,7 +65,7 @@ def time_draft_passes(
 
 
 def _without_experts(
-    runner: ModelRunner, plans: Mapping[int, StepPlan], num_equal: int, clock: Clock
+    runner: ModelRunner, load: ExpertLoad, plans: Mapping[int, StepPlan], num_equal: int, clock: Clock
 ) -> tuple[dict[int, float], float]:
     """Measure steps; return their seconds without reading experts, and the seconds of reading one.
 

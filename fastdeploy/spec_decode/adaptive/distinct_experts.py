@@ -9,7 +9,7 @@ from math import expm1, log, log1p
 
 from numpy.typing import NDArray
 
-MEAN_WEIGHT = 0.1  # weight of a step in the exponents, which therefore follow the last ten steps
+MEAN_WEIGHT = 0.2  # weight of a step in the exponents, which therefore follow the last five steps
 MIN_IDLE_SHARE = 0.02  # of the experts: if fewer have no row, their number says little about the rows
 
 

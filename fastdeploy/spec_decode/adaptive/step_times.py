@@ -41,7 +41,7 @@ class StepTimes:
     def requests_s(self, num_requests: int, num_tokens: int) -> float:
         """Return what requests with contexts of `num_tokens` tokens in total add to a step without drafts."""
         contexts_s = self._request_s * (num_tokens / self._context_tokens if self._context_tokens else num_requests)
-        return contexts_s + self.experts.seconds(num_requests)[0] if self.experts else contexts_s
+        return contexts_s + self.experts.seconds(num_requests)[0] if self.experts and num_requests else contexts_s
 
     def rows_s(self, num_rows: int) -> float:
         """Return the seconds of a step without the shares of its requests and experts."""

@@ -19,19 +19,21 @@ def test_more_rows_never_take_less_time() -> None:
 
 
 def test_requests_add_time_in_proportion_to_their_contexts() -> None:
-    assert StepTimes({1: 1.0}, 0.5, 100).contexts_s(3, 600) == 3.0
-    assert StepTimes({1: 1.0}, 0.5).contexts_s(3, 600) == 1.5
+    assert StepTimes({1: 1.0}, 0.5, 100).requests_s(3, 600) == 3.0
+    assert StepTimes({1: 1.0}, 0.5).requests_s(3, 600) == 1.5
 
 
 def test_drafts_cost_what_they_add_to_a_step_with_prefill_rows() -> None:
     times = StepTimes({1: 1.0, 2: 1.0, 10: 9.0})
-    assert times.with_drafts(1, 0.0, 1, num_prefill_rows=0) == pytest.approx([1.0, 1.0])
-    assert times.with_drafts(1, 0.0, 1, num_prefill_rows=5) == pytest.approx([1.0, 2.0])
-    assert times.with_drafts(1, 0.25, 2, num_prefill_rows=100) == pytest.approx([1.25, 2.25 - 1 / 9, 3.25 - 2 / 9])
+    assert times.with_drafts(1, 0.0, ["mtp"], 1, num_prefill_rows=0) == pytest.approx([1.0, 1.0])
+    assert times.with_drafts(1, 0.0, ["mtp"], 1, num_prefill_rows=5) == pytest.approx([1.0, 2.0])
+    assert times.with_drafts(1, 0.25, ["mtp"], 2, num_prefill_rows=100) == pytest.approx(
+        [1.25, 2.25 - 1 / 9, 3.25 - 2 / 9]
+    )
 
 
-def test_a_draft_pass_costs_a_fixed_time_and_a_time_per_request() -> None:
-    assert DraftPasses("mtp", 4, 0.1, 0.01).seconds(5, 2) == pytest.approx(0.3)
+def test_each_draft_pass_costs_the_time_of_its_requests() -> None:
+    assert DraftPasses("mtp", 4, StepTimes({1: 0.11, 16: 0.26})).seconds(5, 2) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("row_s", "length"), [(0.0, 4), (0.3, 2), (2.0, 0)])

@@ -25,9 +25,11 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
+from fastdeploy.spec_decode.adaptive.distinct_experts import DistinctExperts
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
+from tests.spec_decode.adaptive.virtual_experts import Experts, Router
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 1 << 17
@@ -51,6 +53,7 @@ class Machine:
         match_s: seconds of a call to a proposer that matches text.
         match_request_s: seconds that each request adds to such a call.
         passes: method -> times of a draft pass.
+        experts: of the target; the other times do not include reading them.
     """
 
     rows_s: Mapping[int, float]
@@ -58,9 +61,10 @@ class Machine:
     match_s: float
     match_request_s: float
     passes: Mapping[str, Passes]
+    experts: Experts | None = None
 
     def step_s(self, num_rows: int, num_requests: int) -> float:
-        """Return the seconds of a step without prefill."""
+        """Return the seconds of a step without prefill and without experts."""
         return float(np.interp(num_rows, list(self.rows_s), list(self.rows_s.values()))) + self.request_s * num_requests
 
     def prompt_s(self, num_rows: int) -> float:
@@ -95,11 +99,13 @@ class ReplayRunner:
     Attributes:
         answers: request id -> the tokens to emit.
         busy_s: virtual seconds of all steps, prefill rows excluded.
+        router: of the machine's experts, if there are any.
     """
 
     def __init__(self, machine: Machine, clock: Clock) -> None:
         self.answers: dict[str, Sequence[int]] = {}
         self.busy_s = 0.0
+        self.router = None if machine.experts is None else Router(machine.experts)
         self._machine, self._clock = machine, clock
 
     def run(self, plan: StepPlan) -> list[RequestResult]:
@@ -110,9 +116,15 @@ class ReplayRunner:
         ]
 
     def _advance_clock(self, plan: StepPlan) -> None:
-        num_rows = sum(scheduled.num_verify_rows for scheduled in plan.requests)
+        decoding = [scheduled for scheduled in plan.requests if scheduled.num_verify_rows]
+        num_rows = sum(scheduled.num_verify_rows for scheduled in decoding)
         self._clock.spend(self._machine.prompt_s(plan.num_scheduled_tokens - num_rows))
-        self.busy_s += self._clock.spend(self._machine.step_s(num_rows, len(plan.requests)))
+        experts_s = 0.0
+        if self.router and decoding:
+            experts_s = self.router.route(
+                (s.request.request_id, s.request.num_output_tokens, s.num_verify_rows) for s in decoding
+            )
+        self.busy_s += self._clock.spend(self._machine.step_s(num_rows, len(plan.requests)) + experts_s)
 
     def _result(self, scheduled: ScheduledRequest) -> RequestResult:
         request, draft = scheduled.request, scheduled.draft.token_ids
@@ -221,7 +233,9 @@ def make_virtual_engine(
         speculative=speculative,
         server_seed=0,
     )
-    policy = _length_policy(speculative, predicted or machine, clock) if speculative.adaptive else LengthPolicy()
+    policy = LengthPolicy()
+    if speculative.adaptive:
+        policy = _length_policy(speculative, predicted or machine, clock, runner.router)
     config = SchedulerConfig(
         max_num_seqs=max_seqs, max_num_batched_tokens=max_seqs * max_model_len, enable_chunked_prefill=False
     )
@@ -230,13 +244,19 @@ def make_virtual_engine(
     return VirtualEngine(engine, runner, drafting, clock)
 
 
-def _length_policy(speculative: SpeculativeConfig, predicted: Machine, clock: Clock) -> AdaptiveLength:
-    times, passes = StepTimes(predicted.rows_s, predicted.request_s), predicted.passes.get(speculative.method)
+def _length_policy(
+    speculative: SpeculativeConfig, predicted: Machine, clock: Clock, router: Router | None
+) -> AdaptiveLength:
+    passes, experts = predicted.passes.get(speculative.method), None
+    if (ours := predicted.experts) is not None and router is not None:
+        experts = DistinctExperts(router.load, ours.num_experts, ours.num_chosen, ours.expert_s)
+    times = StepTimes(predicted.rows_s, predicted.request_s, experts=experts)
     if passes is None:
         return AdaptiveLength(times, None, True, clock)
     is_mtp = isinstance(speculative, MTPConfig)
     max_passes = speculative.num_model_steps if is_mtp else speculative.num_speculative_tokens
-    draft_passes = DraftPasses(speculative.method, max_passes, passes.pass_s, passes.request_s)
+    of_pass = StepTimes({n: passes.pass_s + n * passes.request_s for n in (1, 2)})
+    draft_passes = DraftPasses(speculative.method, max_passes, of_pass)
     return AdaptiveLength(times, draft_passes, speculative.extension is not None, clock)
 
 
