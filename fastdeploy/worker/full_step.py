@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import ScheduledRequest, StepPlan
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
+
+SPREAD = 7919  # distance between neighbouring tokens: a prime
 
 DraftFunction = Callable[[Sequence[Request], Sequence[int]], object]
 
@@ -51,6 +53,11 @@ def make_request(
     request.set_draft(Draft(tokens[num_tokens:]))
     request.block_ids = list(block_ids)
     return request
+
+
+def spread_tokens(config: RunnerConfig) -> Iterator[int]:
+    """Yield ids that differ from their neighbours, without end, so that rows are routed to different experts."""
+    return (i * SPREAD % config.vocab_limit for i in count())
 
 
 def _sizes(config: RunnerConfig) -> Iterator[int]:

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import count, cycle, repeat
+from itertools import cycle, repeat
 
 from fastdeploy.core.length_policy import Clock
 from fastdeploy.core.step import ScheduledRequest, StepPlan
 from fastdeploy.ops.experts import ExpertLoad
 from fastdeploy.spec_decode.adaptive.distinct_experts import DistinctExperts
 from fastdeploy.spec_decode.adaptive.step_times import StepTimes
-from fastdeploy.worker.full_step import make_request
+from fastdeploy.worker.full_step import make_request, spread_tokens
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
 TIME_LIMIT_S = 0.7  # for all steps, and for all draft passes; each one is measured at least twice
 CONTEXT_TOKENS = 512  # of each request, if the cache holds at least twice as many
-SPREAD = 7919  # distance between the tokens of neighbouring rows: a prime
 EQUAL_ROWS = -1  # key of the step whose rows have the same token; 0 is that without drafts, others count rows
 
 
@@ -36,7 +35,7 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     counts = [num_plain, 1, per_request, *(2**i for i in range(1, 16)), *(3 * 2**i for i in range(15))]
     packed = {n: [per_request] * (n // per_request) + [n % per_request] * (n % per_request > 0) for n in counts}
     shapes = {0: [1] * num_plain} | {n: rows for n, rows in packed.items() if n <= max_rows}  # 0: without drafts
-    tokens = _spread_tokens(runner.config)
+    tokens = spread_tokens(runner.config)
     plans = {key: _make_plan(runner, rows, num_tokens, max_drafts, tokens) for key, rows in shapes.items()}
     experts, load = None, runner.model.expert_load
     if load is None:
@@ -57,7 +56,7 @@ def time_draft_passes(
 ) -> StepTimes:
     """Measure draft passes of 1 to 64 requests, which all use the same blocks."""
     num_tokens, num_passes = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 4)), min(2, config.max_drafts)
-    blocks, tokens = range(-(-num_tokens // config.block_size)), _spread_tokens(config)
+    blocks, tokens = range(-(-num_tokens // config.block_size)), spread_tokens(config)
     sizes = dict.fromkeys(min(config.max_seqs, n) for n in (1, 16, 4, 64))
     batches = {n: [make_request(num_tokens, num_passes, blocks, tokens) for _ in range(n)] for n in sizes}
     calls = {n: partial(draft, requests, [num_passes] * n) for n, requests in batches.items()}
@@ -101,11 +100,6 @@ def _min_seconds(calls: Mapping[int, Callable[[], object]], clock: Clock) -> dic
             break
         order = sorted(seconds, key=seconds.__getitem__, reverse=call_round % 2 == 1)
     return seconds
-
-
-def _spread_tokens(config: RunnerConfig) -> Iterator[int]:
-    """Yield ids that lie far apart, without end, so that rows are routed to different experts."""
-    return (i * SPREAD % config.vocab_limit for i in count())
 
 
 def _make_plan(
