@@ -36,12 +36,13 @@ def check_weights_fit(config: ModelConfig, quantization: QuantizationConfig) -> 
         return
     smaller = {flags: sizes for flags, sizes in _candidates(config).items() if sum(sizes.values()) < sum(used.values())}
     fitting = next((flags for flags, sizes in smaller.items() if sum(sizes.values()) <= free_bytes), None)
+    advice = fitting if config.packed is None else f"fastdeploy quantize with {fitting}"
     given = quantization if quantization.is_given else config.quantization
     sizes = {config.dtype if given.is_none else str(given): used, **smaller}
     raise ConfigError(
         "model",
         f"{config.path}: the weights take {_gib(sum(used.values()))} GiB, and {_gib(free_bytes)} GiB are free: "
-        f"{'no format fits' if fitting is None else f'{fitting} fits'} "
+        f"{'no format fits' if fitting is None else f'{advice} fits'} "
         f"({'; '.join(f'{name}: {_describe(size)}' for name, size in sizes.items())})",
     )
 

@@ -11,6 +11,7 @@ import pytest
 from fastdeploy.config import machine
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.packed_checkpoint import PackedHeader
 from fastdeploy.config.quantization import FORMATS, UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.engine.engine_factory import make_engine
@@ -87,6 +88,14 @@ def test_formats_of_config_json_count_if_no_flag_is_given(monkeypatch: pytest.Mo
     config = replace(LARGE, quantization=QuantizationConfig.from_value("wint8"))
     assert "the weights take 1.86 GiB, and 1.50 GiB are free: --quantization wint4 fits (wint8: 1.86" in refusal(config)
     check_weights_fit(config, QuantizationConfig.from_value("wint4"))
+
+
+def test_packed_weights_have_to_be_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 1.5 * 2**30)
+    formats = QuantizationConfig.from_value("wint8").for_model(has_experts=False)
+    header = PackedHeader("", "bfloat16", formats, "", 0, 0, (), UNQUANTIZED, {})
+    message = refusal(replace(LARGE, quantization=formats, packed=header))
+    assert ": fastdeploy quantize with --quantization wint4 fits (wint8: 1.86 GiB" in message
 
 
 def test_float32_weights_are_offered_as_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
