@@ -73,7 +73,8 @@ def plan_memory(
     """
     backend, cache = selected_backend(), config.cache
     one = _plan_block(config, model_config, drafting)
-    free_bytes, total_bytes = backend.free_memory_bytes(), backend.total_memory_bytes()
+    total_bytes = backend.total_memory_bytes()
+    free_bytes = max(0, backend.free_memory_bytes() - _mapped_bytes(config, model_config, drafting))
     if total_bytes is not None and cache.num_blocks is None and cache.kv_cache_memory is None:
         plan = _plan_device(config.gpu.gpu_memory_utilization, one, total_bytes, measure_step(one))
     else:
@@ -94,6 +95,15 @@ def _plan_block(config: EngineConfig, model_config: ModelConfig, drafting: Draft
         block_bytes += drafting.block_bytes
         extra_bytes = drafting.cache_bytes * config.scheduler.max_num_seqs
     return MemoryPlan(1, config.cache.block_size, block_bytes, extra_bytes)
+
+
+def _mapped_bytes(config: EngineConfig, model_config: ModelConfig, drafting: DraftingModelConfig | None) -> int:
+    """Return the bytes of weights that are mapped from files; the system counts such pages as free memory."""
+    if config.load_choices == "dummy":
+        return 0
+    models = [model_config, *([drafting.config] if drafting is not None and drafting.path is not None else [])]
+    files = {model.path: model.packed.num_bytes for model in models if model.packed is not None}
+    return sum(files.values())
 
 
 def _plan_device(share: float, one: MemoryPlan, total_bytes: int, used_bytes: int) -> MemoryPlan:

@@ -176,7 +176,7 @@ def load_mtp_layers(
             forms = [ernie_form(config, architecture, 0, hidden_state)]
             source = DummySource(forms[0].shapes(config), seed=0)
             loader = WeightLoader(config.dtype, source, source.shapes, None, quantization)
-        elif path is None and config.packed is not None:
+        elif config.packed is not None and path in (None, config.path):
             forms = find_forms(config.packed.mtp_tensors, config, architecture, hidden_state)
             loader = _packed_loader(config, forms, quantization)
         else:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from fastdeploy.config.checkpoint_json import read_json_object
 from fastdeploy.config.foreign_formats import refuse_quantized_tensors
+from fastdeploy.config.packed_checkpoint import HEADER_FILE
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import is_finite
 from fastdeploy.ops.linear import WeightPiece
@@ -183,6 +184,8 @@ def _weight_files(directory: Path) -> list[Path]:
         return found
     if found:
         raise ConfigError("model", f"{directory} contains {len(found)} safetensors files but no {_INDEX_FILE}")
+    if (directory / HEADER_FILE).exists():
+        raise ConfigError("model", f"{directory} has packed weights, expected plain ones (*.safetensors)")
     for pattern, name in _FOREIGN_FORMATS.items():
         if any(directory.glob(pattern)):
             raise ConfigError("model", f"{directory}: {name} checkpoints are not supported, only safetensors")

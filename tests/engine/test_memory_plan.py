@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig
 from fastdeploy.config.gpu_config import GpuConfig
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.packed_checkpoint import PackedHeader
+from fastdeploy.config.quantization import UNQUANTIZED
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.engine import memory_plan
 from fastdeploy.engine.memory_plan import MemoryPlan, plan_memory
@@ -32,6 +35,15 @@ def plan(monkeypatch: pytest.MonkeyPatch, free_bytes: int, hands_over: bool = Fa
 def test_by_default_the_cache_takes_at_most_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan(monkeypatch, 100 * BLOCK_BYTES) == MemoryPlan(50, 64, BLOCK_BYTES)
     assert plan(monkeypatch, 10**12).num_blocks == 2048, "enough for all sequences"
+
+
+def test_pages_of_mapped_weights_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = PackedHeader("", "bfloat16", UNQUANTIZED, "", 60 * BLOCK_BYTES, 0, (), UNQUANTIZED, {})
+    model = replace(ModelConfig.from_pretrained(resolve_model_path("demo")), packed=header)
+    monkeypatch.setattr(type(select_backend("cpu")), "free_memory_bytes", lambda self: 100 * BLOCK_BYTES)
+    for load_choices, num_blocks in (("default_v1", 20), ("dummy", 50)):
+        config = EngineConfig(model="demo", load_choices=load_choices)
+        assert plan_memory(config, model, 2048, None, cannot_measure).num_blocks == num_blocks
 
 
 def test_configured_blocks_may_take_all_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

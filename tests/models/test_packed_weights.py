@@ -136,7 +136,10 @@ def test_layers_for_multi_token_prediction_are_packed_too(
     assert mtp.num_mtp_layers(str(tmp_path / "packed")) == 2
     for target in (load(tmp_path / "packed"), load(tmp_path / "plain", QuantizationConfig.from_value("wint4"))):
         assert len(mtp.load_mtp_layers(target, None, "default_v1", formats, 2)) == 2
-    assert len(loaded) == 2 and leaves(tuple(loaded[0])) == leaves(tuple(loaded[1]))
+        assert len(mtp.load_mtp_layers(target, target.config.path, "default_v1", formats)) == 1
+    assert len(loaded) == 4 and leaves(tuple(loaded[0])) == leaves(tuple(loaded[2]))
+    with pytest.raises(ConfigError, match="packed has packed weights, expected plain ones"):
+        mtp.load_mtp_layers(target, str(tmp_path / "packed"), "default_v1", formats)
     with pytest.raises(ConfigError, match=r"has layers packed to .*head w4a8, got wint8") as caught:
         mtp.load_mtp_layers(load(tmp_path / "packed"), None, "default_v1", EIGHT_BITS.for_model(False))
     assert caught.value.field == "speculative_config.quantization"
