@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model card and its picture of the loss."""
+"""The model cards and their pictures of the loss."""
 
 from __future__ import annotations
 
 import json
 import platform
+from dataclasses import asdict
 from pathlib import Path
 
+from torch import nn
+
 from demo_model.data import HASH_LIST, HELD_OUT_PERMILLE, VOCAB_SIZE
-from demo_model.model import DRAFT_SHAPE, Decoder, ModelShape, MTPLayer
+from demo_model.evaluate import Figures
+from demo_model.experts import SparseMLP
+from demo_model.model import DRAFT_SHAPE, Decoder, MTPLayer
+from demo_model.moe_card import MOE_CARD
+from demo_model.optim import BIAS_STEP
+from demo_model.trunk import DENSE, MOE
 
 CARD = """\
 # Demonstration model
@@ -105,10 +113,14 @@ Repetition makes text easy to draft: acceptance here says little about acceptanc
 
 
 def last_progress(log: Path) -> dict[str, float]:
-    """Returns tokens (millions), steps and minutes of a finished training."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    steps = [line for line in lines if "tokens_m" in line]
-    return {"tokens_m": steps[-1]["tokens_m"], "steps": steps[-1]["step"], "minutes": steps[-1]["minutes"]}
+    """Returns tokens (millions), steps, minutes and processor minutes of a finished training."""
+    last = [line for line in map(json.loads, log.read_text().splitlines()) if "tokens_m" in line][-1]
+    return {
+        "tokens_m": last["tokens_m"],
+        "steps": last["step"],
+        "minutes": last["minutes"],
+        "processor_minutes": last["processor_minutes"],
+    }
 
 
 def draw_loss(log: Path, picture: Path) -> None:
@@ -133,40 +145,66 @@ def draw_loss(log: Path, picture: Path) -> None:
     figure.savefig(picture)
 
 
-def million_parameters(module: Decoder | MTPLayer) -> float:
+def million_parameters(module: nn.Module) -> float:
     """Counts parameters, in millions."""
     return sum(param.numel() for param in module.parameters()) / 1e6
 
 
-def write_card(model_dir: Path, work_dir: Path, device: str) -> None:
-    """Writes `README.md` and `loss.png` from the work folder's logs and figures."""
-    draw_loss(work_dir / "trunk_log.jsonl", model_dir / "loss.png")
-    figures = json.loads((work_dir / "figures.json").read_text())
-    corpus = json.loads((work_dir / "corpus.json").read_text())
+def active_million(decoder: Decoder) -> float:
+    """Counts the parameters that one token uses, in millions."""
+    shape, blocks = decoder.shape, [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, SparseMLP)]
+    stacks = sum(stack.numel() for block in blocks for stack in (block.gate_proj, block.up_proj, block.down_proj))
+    return million_parameters(decoder) - stacks * (1 - shape.experts_per_token / shape.num_experts) / 1e6
+
+
+def share_line(shares: tuple[float, ...] | None) -> str:
+    """Formats shares of accepted drafts per step."""
+    return " / ".join(f"{share:.2f}" for share in shares or ())
+
+
+def write_card(model_dir: Path, work_dir: Path, figures: Figures, device: str) -> None:
+    """Writes `README.md` and `loss.png` from the work folder's logs and an evaluation's figures."""
+    sparse = figures.experts is not None
+    variant = MOE if sparse else DENSE
+    draw_loss(work_dir / f"{variant.trunk}_log.jsonl", model_dir / "loss.png")
     runs: dict[str, float] = {}
-    for name in ("trunk", "mtp", "draft"):
+    for name in (variant.trunk, variant.mtp) if sparse else (variant.trunk, variant.mtp, "draft"):
         progress = last_progress(work_dir / f"{name}_log.jsonl")
         runs |= {f"{name}_{key}": value for key, value in progress.items()}
-    card = CARD.format(
-        main=ModelShape(),
-        draft=DRAFT_SHAPE,
-        main_m=million_parameters(Decoder(ModelShape())),
-        mtp_m=million_parameters(MTPLayer(ModelShape())),
-        draft_m=million_parameters(Decoder(DRAFT_SHAPE)),
-        vocab=VOCAB_SIZE,
-        permille=HELD_OUT_PERMILLE,
-        hash_list=HASH_LIST.name,
-        python=platform.python_version(),
-        device=device,
-        mtp_line=" / ".join(f"{share:.2f}" for share in figures["mtp_acceptance"]),
-        early_line=" / ".join(f"{share:.2f}" for share in figures["mtp_acceptance_early"]),
-        draft_line=" / ".join(f"{share:.2f}" for share in figures["draft_acceptance"]),
-        train_mb=corpus["train_bytes"] / 1e6,
-        held_mb=corpus["held_out_bytes"] / 1e6,
-        train_tokens_m=corpus["train_tokens"] / 1e6,
-        train_files=corpus["train_files"],
-        held_files=corpus["held_out_files"],
-        **figures,
-        **runs,
-    )
-    (model_dir / "README.md").write_text(card)
+    main = Decoder(variant.shape)
+    values = {
+        "main": variant.shape,
+        "main_m": million_parameters(main),
+        "mtp_m": million_parameters(MTPLayer(variant.shape)),
+        "vocab": VOCAB_SIZE,
+        "python": platform.python_version(),
+        "device": device,
+        "mtp_line": share_line(figures.mtp_acceptance),
+        "early_line": share_line(figures.mtp_acceptance_early),
+    }
+    own = expert_values(main, figures) if sparse else dense_values(work_dir, figures)
+    card = MOE_CARD if sparse else CARD
+    (model_dir / "README.md").write_text(card.format(**values, **own, **asdict(figures), **runs))
+
+
+def expert_values(main: Decoder, figures: Figures) -> dict[str, object]:
+    """Returns what only the card of the model with experts names."""
+    assert figures.experts is not None
+    return {"active_m": active_million(main), "bias_step": BIAS_STEP, **asdict(figures.experts)}
+
+
+def dense_values(work_dir: Path, figures: Figures) -> dict[str, object]:
+    """Returns what only the card of the dense model names."""
+    corpus = json.loads((work_dir / "corpus.json").read_text())
+    return {
+        "draft": DRAFT_SHAPE,
+        "draft_m": million_parameters(Decoder(DRAFT_SHAPE)),
+        "permille": HELD_OUT_PERMILLE,
+        "hash_list": HASH_LIST.name,
+        "draft_line": share_line(figures.draft_acceptance),
+        "train_mb": corpus["train_bytes"] / 1e6,
+        "held_mb": corpus["held_out_bytes"] / 1e6,
+        "train_tokens_m": corpus["train_tokens"] / 1e6,
+        "train_files": corpus["train_files"],
+        "held_files": corpus["held_out_files"],
+    }

@@ -9,15 +9,18 @@ import json
 import math
 import random
 import tokenize
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from demo_model.data import EOS_ID, PackedTokens, SourceFile, read_corpus
+from demo_model.experts import SparseMLP
 from demo_model.export import read_checkpoint
 from demo_model.generate import greedy_continuations
 from demo_model.model import Decoder, MTPLayer
@@ -41,8 +44,30 @@ class FunctionHead:
 
 
 @dataclass(frozen=True)
+class ExpertFigures:
+    """How the experts of a model share the held-out text.
+
+    Attributes:
+        smallest_load, largest_load: tokens of an expert over the mean of its layer, over all experts and layers.
+        smallest_bias, largest_bias: of the routers' corrections.
+        changed_by_bias: share of choices that would be different without the bias.
+    """
+
+    smallest_load: float
+    largest_load: float
+    smallest_bias: float
+    largest_bias: float
+    changed_by_bias: float
+
+
+@dataclass(frozen=True)
 class Figures:
-    """Results of one evaluation; counts are out of `num_heads`; logical: cut after the last whole logical line."""
+    """Results of one evaluation; counts are out of `num_heads`; logical: cut after the last whole logical line.
+
+    Attributes:
+        draft_acceptance, draft_mean_accepted: None where the folder has no draft model.
+        experts: None where the model has no experts.
+    """
 
     held_out_bits_per_byte: float
     held_out_nats_per_token: float
@@ -56,8 +81,9 @@ class Figures:
     mtp_acceptance: tuple[float, ...]
     mtp_mean_accepted: float
     mtp_acceptance_early: tuple[float, ...]
-    draft_acceptance: tuple[float, ...]
-    draft_mean_accepted: float
+    draft_acceptance: tuple[float, ...] | None = None
+    draft_mean_accepted: float | None = None
+    experts: ExpertFigures | None = None
 
 
 def functions_of(statement: ast.stmt) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -218,50 +244,110 @@ def tokens_per_byte(tokenizer: Tokenizer) -> float:
     return num_tokens / sum(len(text.encode()) for text in texts)
 
 
-def evaluate(model_dir: Path, work_dir: Path) -> Figures:
-    """Measures an exported model folder and writes `figures.json` and `continuations.txt` to the work folder."""
-    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    decoder, mtp = read_checkpoint(model_dir)
-    draft, _ = read_checkpoint(model_dir / "draft")
-    assert mtp is not None, "the checkpoint has no MTP layer"
-    counts = {name: (0, np.zeros(NUM_STEPS, dtype=int)) for name in ("mtp", "draft", "mtp_early")}
-    parsed, parsed_real = np.zeros(2, dtype=int), np.zeros(2, dtype=int)
-    repeats, samples = [], []
-    heads = choose_heads(tokenizer)
-    for head in heads:
-        prompt, new = continue_head(decoder, tokenizer, head)
+class LoadCounter:
+    """Counts the tokens of each expert of a sparse block, and the choices that its bias changed, as a forward hook."""
+
+    def __init__(self, block: SparseMLP) -> None:
+        self.block = block
+        self.tokens = torch.zeros(len(block.gate), dtype=torch.int64)
+        self.num_changed = 0
+        block.register_forward_pre_hook(self.count)
+
+    def count(self, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Routes the block's input and counts."""
+        scores = self.block.scores(inputs[0].flatten(0, -2))
+        ids = self.block.choose(scores)
+        unbiased = scores.topk(ids.shape[1]).indices
+        self.tokens += torch.bincount(ids.flatten(), minlength=len(self.tokens))
+        self.num_changed += int((ids[:, :, None] != unbiased[:, None]).all(2).sum())
+
+
+@torch.inference_mode()
+def expert_figures(decoder: Decoder, work_dir: Path, num_rows: int = 64, row_length: int = 1023) -> ExpertFigures:
+    """Measures how the experts share held-out text."""
+    blocks = [layer.mlp for layer in decoder.layers if isinstance(layer.mlp, SparseMLP)]
+    counters = [LoadCounter(block) for block in blocks]
+    rows = PackedTokens(work_dir / "held_out.npz", seed=0).epoch(0, row_length)[:num_rows]
+    for part in torch.from_numpy(rows.astype("int64")).split(2):
+        decoder.extend(part, None)
+    loads = torch.stack([counter.tokens / counter.tokens.float().mean() for counter in counters])
+    biases = torch.stack([block.correction_bias for block in blocks])
+    num_changed = sum(counter.num_changed for counter in counters)
+    return ExpertFigures(
+        smallest_load=round(float(loads.min()), 4),
+        largest_load=round(float(loads.max()), 4),
+        smallest_bias=round(float(biases.min()), 4),
+        largest_bias=round(float(biases.max()), 4),
+        changed_by_bias=round(num_changed / sum(int(counter.tokens.sum()) for counter in counters), 4),
+    )
+
+
+class HeadResults:
+    """Sums the results of continued heads."""
+
+    def __init__(self) -> None:
+        self.attempts: dict[str, int] = defaultdict(int)
+        self.accepted: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(NUM_STEPS, dtype=int))
+        self.parsed, self.parsed_real = np.zeros(2, dtype=int), np.zeros(2, dtype=int)
+        self.repeats: list[float] = []
+        self.samples: list[str] = []
+
+    def add_text(self, tokenizer: Tokenizer, head: FunctionHead, new: list[int]) -> None:
+        """Adds what a continuation and the file's own text are worth."""
         text = tokenizer.decode(new)
         good = parse_counts(head.prompt, text, len(new) < NUM_NEW_TOKENS)
         real = tokenizer.decode(tokenizer.encode(head.rest, add_special_tokens=False).ids[:NUM_NEW_TOKENS])
-        parsed += good
-        parsed_real += parse_counts(head.prompt, real, False)
-        repeats.append(repeated_share(new))
+        self.parsed += good
+        self.parsed_real += parse_counts(head.prompt, real, False)
+        self.repeats.append(repeated_share(new))
+        self.samples.append(f"==== {head.path}:{head.line} parses={good.tolist()}\n{head.prompt}<<<>>>{text}\n")
+
+    def add_drafts(self, name: str, drafts: np.ndarray, row: list[int], num_prompt: int) -> None:
+        """Adds a replay of one source of drafts."""
+        attempts, accepted = count_accepted(drafts, row, num_prompt)
+        self.attempts[name] += attempts
+        self.accepted[name] += accepted
+
+    def acceptance(self, name: str) -> tuple[float, ...]:
+        """Returns the share of accepted drafts per step."""
+        return tuple(round(float(share), 4) for share in self.accepted[name] / max(1, self.attempts[name]))
+
+
+def evaluate(model_dir: Path, work_dir: Path) -> Figures:
+    """Measures an exported model folder; writes figures and continuations to the work folder."""
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    decoder, mtp = read_checkpoint(model_dir)
+    assert mtp is not None, "the checkpoint has no MTP layer"
+    draft = read_checkpoint(model_dir / "draft")[0] if (model_dir / "draft").is_dir() else None
+    results, heads = HeadResults(), choose_heads(tokenizer)
+    for head in heads:
+        prompt, new = continue_head(decoder, tokenizer, head)
+        results.add_text(tokenizer, head, new)
         row = prompt + new
-        drafts = {"mtp": mtp_drafts(decoder, mtp, row), "draft": draft_model_drafts(draft, row)}
-        drafts["mtp_early"] = drafts["mtp"]
-        for name, guess in drafts.items():
-            counted = row[: len(prompt) + NUM_EARLY_TOKENS] if name == "mtp_early" else row
-            attempts, accepted = count_accepted(guess, counted, len(prompt))
-            counts[name] = (counts[name][0] + attempts, counts[name][1] + accepted)
-        samples.append(f"==== {head.path}:{head.line} parses={good.tolist()}\n{head.prompt}<<<>>>{text}\n")
-    (work_dir / "continuations.txt").write_text("\n".join(samples))
-    acceptance = {name: accepted / max(1, attempts) for name, (attempts, accepted) in counts.items()}
+        drafts = mtp_drafts(decoder, mtp, row)
+        results.add_drafts("mtp", drafts, row, len(prompt))
+        results.add_drafts("mtp_early", drafts, row[: len(prompt) + NUM_EARLY_TOKENS], len(prompt))
+        if draft is not None:
+            results.add_drafts("draft", draft_model_drafts(draft, row), row, len(prompt))
+    prefix = "moe_" if decoder.shape.num_experts else ""
+    (work_dir / f"{prefix}continuations.txt").write_text("\n".join(results.samples))
     total, count = held_out_nats(decoder, work_dir)
     figures = Figures(
         held_out_bits_per_byte=round(total / count * tokens_per_byte(tokenizer) / math.log(2), 4),
         held_out_nats_per_token=round(total / count, 4),
         num_heads=len(heads),
         num_new_tokens=NUM_NEW_TOKENS,
-        parsed=int(parsed[0]),
-        parsed_logical=int(parsed[1]),
-        parsed_real_text=int(parsed_real[0]),
-        parsed_real_text_logical=int(parsed_real[1]),
-        repeated_share=round(float(np.mean(repeats)), 4),
-        mtp_acceptance=tuple(round(float(share), 4) for share in acceptance["mtp"]),
-        mtp_mean_accepted=round(float(acceptance["mtp"].sum()), 4),
-        mtp_acceptance_early=tuple(round(float(share), 4) for share in acceptance["mtp_early"]),
-        draft_acceptance=tuple(round(float(share), 4) for share in acceptance["draft"]),
-        draft_mean_accepted=round(float(acceptance["draft"].sum()), 4),
+        parsed=int(results.parsed[0]),
+        parsed_logical=int(results.parsed[1]),
+        parsed_real_text=int(results.parsed_real[0]),
+        parsed_real_text_logical=int(results.parsed_real[1]),
+        repeated_share=round(float(np.mean(results.repeats)), 4),
+        mtp_acceptance=results.acceptance("mtp"),
+        mtp_mean_accepted=round(sum(results.acceptance("mtp")), 4),
+        mtp_acceptance_early=results.acceptance("mtp_early"),
+        draft_acceptance=results.acceptance("draft") if draft else None,
+        draft_mean_accepted=round(sum(results.acceptance("draft")), 4) if draft else None,
+        experts=expert_figures(decoder, work_dir) if decoder.shape.num_experts else None,
     )
-    (work_dir / "figures.json").write_text(json.dumps(asdict(figures), indent=2) + "\n")
+    (work_dir / f"{prefix}figures.json").write_text(json.dumps(asdict(figures), indent=2) + "\n")
     return figures

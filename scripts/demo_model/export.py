@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,9 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from demo_model.data import BOS_ID, EOS_ID, PAD_ID
+from demo_model.experts import FLOAT32_PARAMETERS, NORM_MIN
 from demo_model.model import Decoder, ModelShape, MTPLayer, rotary_rows
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+ROUTER_NAMES = {"gate": "gate.weight", "correction_bias": "moe_statics.e_score_correction_bias"}
 MTP_PREFIXES = {
     "emb_norm.": "model.mtp_emb_norm.0.",
     "hidden_norm.": "model.mtp_hidden_norm.0.",
@@ -23,11 +27,28 @@ MTP_PREFIXES = {
 }
 
 
+def expert_config(shape: ModelShape) -> dict:
+    """Returns the keys of `config.json` that tell which layers have experts, and how they are chosen."""
+    return {
+        "moe_num_experts": shape.num_experts,
+        "moe_k": shape.experts_per_token,
+        "moe_intermediate_size": shape.expert_width,
+        "moe_num_shared_experts": shape.num_shared_experts,
+        "moe_layer_start_index": shape.num_dense_layers,
+        "moe_layer_end_index": shape.num_layers - 1,
+        "moe_layer_interval": 1,
+        "moe_norm_min": NORM_MIN,
+        "moe_gate_act": "softmax",
+        "moe_use_aux_free": True,
+    }
+
+
 def model_config(shape: ModelShape, num_mtp_layers: int) -> dict:
     """Returns the contents of `config.json`."""
+    sparse = shape.num_experts > 0
     return {
-        "architectures": ["Ernie4_5ForCausalLM"],
-        "model_type": "ernie4_5",
+        "architectures": ["Ernie4_5_MoeForCausalLM" if sparse else "Ernie4_5ForCausalLM"],
+        "model_type": "ernie4_5_moe" if sparse else "ernie4_5",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -46,6 +67,7 @@ def model_config(shape: ModelShape, num_mtp_layers: int) -> dict:
         "bos_token_id": BOS_ID,
         "eos_token_id": EOS_ID,
         "pad_token_id": PAD_ID,
+        **(expert_config(shape) if sparse else {}),
         "num_nextn_predict_layers": num_mtp_layers,
         "dtype": "bfloat16",
         "torch_dtype": "bfloat16",
@@ -65,15 +87,49 @@ def reorder_rotary(state: dict[str, Tensor], head_dim: int, to_interleaved: bool
     }
 
 
+def split_experts(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Renames a router's tensors and cuts stacks of experts into one matrix per expert; other tensors pass through."""
+    split: dict[str, Tensor] = {}
+    for name, value in state.items():
+        block, _, leaf = name.rpartition(".")
+        if value.ndim == 3:
+            split |= {f"{block}.experts.{index}.{leaf}.weight": matrix for index, matrix in enumerate(value)}
+        elif name.endswith(FLOAT32_PARAMETERS):
+            split[f"{block}.{ROUTER_NAMES[leaf]}"] = value[None] if leaf == "correction_bias" else value
+        else:
+            split[name] = value
+    return split
+
+
+def stack_experts(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Reverses `split_experts`."""
+    leaves = {theirs: ours for ours, theirs in ROUTER_NAMES.items()}
+    stacked, experts = {}, defaultdict[str, dict[int, Tensor]](dict)
+    for name, value in state.items():
+        block, _, leaf = name.partition(".mlp.")
+        parts = leaf.split(".")
+        if parts[0] == "experts":
+            experts[f"{block}.mlp.{parts[2]}"][int(parts[1])] = value
+        elif leaf in leaves:
+            stacked[f"{block}.mlp.{leaves[leaf]}"] = value.flatten() if leaves[leaf] == "correction_bias" else value
+        else:
+            stacked[name] = value
+    return stacked | {name: torch.stack([parts[i] for i in sorted(parts)]) for name, parts in experts.items()}
+
+
 def checkpoint_tensors(decoder: Decoder, mtp: MTPLayer | None) -> dict[str, Tensor]:
-    """Collects the tensors of `model.safetensors` in bfloat16."""
+    """Collects the tensors of `model.safetensors`, in bfloat16 but for those of routers."""
     state = {f"model.{name}": value for name, value in decoder.state_dict().items()}
     if mtp is not None:
         for name, value in mtp.state_dict().items():
             prefix = next(prefix for prefix in MTP_PREFIXES if name.startswith(prefix))
             state[MTP_PREFIXES[prefix] + name.removeprefix(prefix)] = value
     state = reorder_rotary(state, decoder.shape.head_dim, to_interleaved=True)
-    return {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in state.items()}
+    stored = {}
+    for name, value in state.items():
+        dtype = torch.float32 if name.endswith(FLOAT32_PARAMETERS) else torch.bfloat16
+        stored[name] = value.detach().to("cpu", dtype)
+    return {name: value.contiguous() for name, value in split_experts(stored).items()}
 
 
 def write_json(value: dict, path: Path) -> None:
@@ -106,9 +162,18 @@ def read_checkpoint(folder: Path) -> tuple[Decoder, MTPLayer | None]:
         max_positions=config["max_position_embeddings"],
         rope_theta=config["rope_theta"],
         norm_eps=config["rms_norm_eps"],
+        num_experts=config.get("moe_num_experts", 0),
     )
+    if shape.num_experts:
+        shape = replace(
+            shape,
+            experts_per_token=config["moe_k"],
+            expert_width=config["moe_intermediate_size"],
+            num_shared_experts=config["moe_num_shared_experts"],
+            num_dense_layers=config["moe_layer_start_index"],
+        )
     state = {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
-    state = reorder_rotary(state, shape.head_dim, to_interleaved=False)
+    state = stack_experts(reorder_rotary(state, shape.head_dim, to_interleaved=False))
     decoder, mtp = Decoder(shape), None
     if config["num_nextn_predict_layers"]:
         mtp = MTPLayer(shape)
@@ -123,14 +188,17 @@ def read_checkpoint(folder: Path) -> tuple[Decoder, MTPLayer | None]:
 
 @torch.no_grad()
 def compare_with_transformers(folder: Path, num_tokens: int = 300) -> dict[str, float]:
-    """Measures the largest logit difference to transformers' Ernie4_5ForCausalLM, in both number formats."""
-    from transformers import Ernie4_5ForCausalLM
+    """Measures the largest logit difference to transformers' class, in both number formats."""
+    from transformers import Ernie4_5_MoeForCausalLM, Ernie4_5ForCausalLM
 
     decoder, _ = read_checkpoint(folder)
     tokens = torch.randint(8, decoder.shape.vocab_size, (1, num_tokens), generator=torch.Generator().manual_seed(0))
     differences = {}
+    sparse = decoder.shape.num_experts > 0
+    options = {"experts_implementation": "eager"} if sparse else {}
+    architecture = Ernie4_5_MoeForCausalLM if sparse else Ernie4_5ForCausalLM
     for dtype in (torch.float32, torch.bfloat16):
-        theirs = Ernie4_5ForCausalLM.from_pretrained(folder, dtype=dtype)(tokens).logits.float()
+        theirs = architecture.from_pretrained(folder, dtype=dtype, **options)(tokens).logits.float()
         hidden, _ = decoder.extend(tokens, None, dtype)
         ours = decoder.logits(hidden).float()
         differences[str(dtype).removeprefix("torch.")] = float((ours - theirs).abs().max())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ERNIE-4.5 dense decoder and its MTP layer, written for training.
+"""The ERNIE-4.5 decoder, dense or with experts, and its MTP layer, written for training.
 
 Letters in shapes: B sequences, T positions, D hidden size, V vocabulary, H query heads, G key/value heads, E head size.
 
@@ -18,10 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from demo_model.experts import SparseMLP
+
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of one decoder; defaults are the main demonstration model."""
+    """Sizes of one decoder; defaults are the main demonstration model.
+
+    Attributes:
+        num_dense_layers: layers before the first one with experts; only read if there are experts.
+    """
 
     vocab_size: int = 4096
     hidden_size: int = 256
@@ -33,9 +39,20 @@ class ModelShape:
     max_positions: int = 2048
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
+    num_experts: int = 0
+    experts_per_token: int = 2
+    expert_width: int = 128
+    num_shared_experts: int = 1
+    num_dense_layers: int = 1
+
+    def is_sparse(self, layer: int) -> bool:
+        """Tells whether a layer has experts."""
+        return self.num_experts > 0 and layer >= self.num_dense_layers
 
 
+MOE_SHAPE = ModelShape(hidden_size=192, intermediate_size=576, num_layers=8, num_experts=16)
 DRAFT_SHAPE = ModelShape(hidden_size=128, intermediate_size=384, num_layers=4, num_heads=2, num_kv_heads=1)
+MAX_COMPILED_FORMS = 64  # of one function: kinds of layers times shapes of batches
 
 
 def default_device() -> torch.device:
@@ -175,23 +192,31 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU feed-forward block."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__()
-        self.gate_proj = Linear(shape.hidden_size, shape.intermediate_size)
-        self.up_proj = Linear(shape.hidden_size, shape.intermediate_size)
-        self.down_proj = Linear(shape.intermediate_size, shape.hidden_size, zero=True)
+        self.gate_proj = Linear(hidden_size, width)
+        self.up_proj = Linear(hidden_size, width)
+        self.down_proj = Linear(width, hidden_size, zero=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+def make_mlp(shape: ModelShape, sparse: bool) -> nn.Module:
+    """Returns a layer's feed-forward block."""
+    if not sparse:
+        return MLP(shape.hidden_size, shape.intermediate_size)
+    shared = MLP(shape.hidden_size, shape.num_shared_experts * shape.expert_width) if shape.num_shared_experts else None
+    return SparseMLP(shape.hidden_size, shape.num_experts, shape.experts_per_token, shape.expert_width, shared)
+
+
 class DecoderLayer(nn.Module):
     """Pre-norm attention and feed-forward block with residual connections."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, sparse: bool = False) -> None:
         super().__init__()
         self.self_attn = Attention(shape)
-        self.mlp = MLP(shape)
+        self.mlp = make_mlp(shape, sparse)
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
@@ -211,6 +236,7 @@ def layer_output(layer: DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor) -> Te
 @functools.cache
 def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Compiles `function` once per process; every layer of a decoder then shares that code."""
+    torch._dynamo.config.recompile_limit = MAX_COMPILED_FORMS
     return torch.compile(function, dynamic=False)
 
 
@@ -228,7 +254,7 @@ class Decoder(nn.Module):
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         nn.init.normal_(self.embed_tokens.weight, std=0.02)
-        self.layers = nn.ModuleList([DecoderLayer(shape) for _ in range(shape.num_layers)])
+        self.layers = nn.ModuleList([DecoderLayer(shape, shape.is_sparse(i)) for i in range(shape.num_layers)])
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         cos, sin = rotary_tables(shape)
         self.register_buffer("cos", cos, persistent=False)

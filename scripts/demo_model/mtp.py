@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,15 +19,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from demo_model.data import PackedTokens
+from demo_model.experts import FLOAT32_PARAMETERS
 from demo_model.generate import greedy_continuations
-from demo_model.model import DRAFT_SHAPE, Decoder, DecoderLayer, ModelShape, MTPLayer, compiled, default_device
+from demo_model.model import DRAFT_SHAPE, Decoder, DecoderLayer, MTPLayer, compiled, default_device
 from demo_model.optim import TimeSchedule
-from demo_model.trunk import LoopConfig, Stage, TrainingLoop
+from demo_model.trunk import DENSE, Budget, LoopConfig, Stage, TrainingLoop, Variant
 
 NUM_STEPS = 3
 STEP_WEIGHTS = (1.0, 0.7, 0.5)  # position-decaying loss, as in FastMTP (arXiv 2509.18362)
 DISTILLATION_SCHEDULE = TimeSchedule(warmup_steps=20, decay_from=0.4)
 HARD_SHARE = 0.5  # of the target that sits on the main model's most probable token
+
+Student = TypeVar("Student", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -207,19 +211,22 @@ class RowNumbers:
         return np.random.default_rng((3, index)).permutation(self.num_rows)[:, None]
 
 
-def load_trunk(work_dir: Path) -> Decoder:
+def load_trunk(work_dir: Path, variant: Variant) -> Decoder:
     """Returns the trained main model with its parameters rounded to bfloat16, as they are exported."""
-    state = torch.load(work_dir / "trunk.pt", weights_only=True, map_location="cpu")["task"]
-    decoder = Decoder(ModelShape())
-    decoder.load_state_dict({name.removeprefix("decoder."): value.bfloat16() for name, value in state.items()})
+    state = torch.load(work_dir / f"{variant.trunk}.pt", weights_only=True, map_location="cpu")["task"]
+    decoder = Decoder(variant.shape)
+    decoder.load_state_dict({name.removeprefix("decoder."): value for name, value in state.items()})
+    rounded = in_bfloat16(decoder)
+    decoder.load_state_dict(rounded.state_dict())
     return decoder.requires_grad_(False)
 
 
 def in_bfloat16(decoder: Decoder) -> Decoder:
-    """Returns a copy with bfloat16 parameters, which spares a cast at each use; rotary tables stay float32."""
+    """Returns a copy with bfloat16 parameters, which spares a cast at each use; tables and routers stay float32."""
     clone = copy.deepcopy(decoder)
-    for param in clone.parameters():
-        param.data = param.data.bfloat16()
+    for name, param in clone.named_parameters():
+        if not name.endswith(FLOAT32_PARAMETERS):
+            param.data = param.data.bfloat16()
     return clone
 
 
@@ -240,46 +247,50 @@ def build_rows(decoder: Decoder, work_dir: Path, plan: DistillationPlan) -> Dist
     return DistillationRows(tokens.to("cpu", torch.int32), hidden.cpu())
 
 
-def stored_rows(decoder: Decoder, work_dir: Path, plan: DistillationPlan) -> DistillationRows:
+def stored_rows(decoder: Decoder, work_dir: Path, plan: DistillationPlan, variant: Variant) -> DistillationRows:
     """Returns the distillation set, built once per trained trunk."""
-    path = work_dir / "distillation.pt"
-    if not path.exists() or path.stat().st_mtime < (work_dir / "trunk.pt").stat().st_mtime:
+    path, trunk = work_dir / f"{variant.distillation}.pt", work_dir / f"{variant.trunk}.pt"
+    if not path.exists() or path.stat().st_mtime < trunk.stat().st_mtime:
         rows = build_rows(decoder, work_dir, plan)
         torch.save({"tokens": rows.tokens, "hidden": rows.hidden}, path)
     state = torch.load(path, weights_only=True)
     return DistillationRows(state["tokens"], state["hidden"])
 
 
-def train_mtp(work_dir: Path, budget_minutes: float, num_workers: int, plan: DistillationPlan) -> None:
-    """Trains the MTP layer of the finished main model."""
+def train_mtp(work_dir: Path, budget: Budget, num_workers: int, plan: DistillationPlan, variant: Variant) -> None:
+    """Trains the MTP layer of a finished main model."""
     torch.manual_seed(1)
-    decoder = load_trunk(work_dir)
-    rows = stored_rows(decoder, work_dir, plan)
+    decoder = load_trunk(work_dir, variant)
+    rows = stored_rows(decoder, work_dir, plan, variant)
     task = MTPTask(decoder, MTPLayer(decoder.shape), rows)
     stages = (Stage(1.0, plan.row_length, 8, 2),)
-    config = LoopConfig("mtp", work_dir, budget_minutes * 60, stages, 0.02, 3e-3, DISTILLATION_SCHEDULE, num_workers)
+    config = LoopConfig(variant.mtp, work_dir, budget, stages, 0.02, 3e-3, DISTILLATION_SCHEDULE, num_workers)
     TrainingLoop(config, task, RowNumbers(len(rows.tokens))).run()
 
 
-def train_draft(work_dir: Path, budget_minutes: float, num_workers: int, plan: DistillationPlan) -> None:
-    """Trains the draft model on the main model's distributions."""
+def train_draft(work_dir: Path, budget: Budget, num_workers: int, plan: DistillationPlan) -> None:
+    """Trains the draft model on the dense main model's distributions."""
     torch.manual_seed(2)
-    decoder = load_trunk(work_dir)
-    rows = stored_rows(decoder, work_dir, plan)
+    decoder = load_trunk(work_dir, DENSE)
+    rows = stored_rows(decoder, work_dir, plan, DENSE)
     task = DraftTask(decoder, Decoder(DRAFT_SHAPE), rows)
     stages = (Stage(1.0, plan.row_length, 8, 4),)
-    config = LoopConfig("draft", work_dir, budget_minutes * 60, stages, 0.02, 4e-3, DISTILLATION_SCHEDULE, num_workers)
+    config = LoopConfig("draft", work_dir, budget, stages, 0.02, 4e-3, DISTILLATION_SCHEDULE, num_workers)
     TrainingLoop(config, task, RowNumbers(len(rows.tokens))).run()
 
 
-def load_students(work_dir: Path) -> tuple[MTPLayer, Decoder]:
-    """Returns the trained MTP layer and draft model; untrained ones where there is no state yet."""
-    mtp, draft = MTPLayer(ModelShape()), Decoder(DRAFT_SHAPE)
-    for name, prefix, module in (("mtp", "mtp.", mtp), ("draft", "draft.", draft)):
-        path = work_dir / f"{name}.pt"
-        if path.exists():
-            state = torch.load(path, weights_only=True, map_location="cpu")["task"]
-            module.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
-        else:
-            print(f"no {name}.pt: the {name} weights are untrained")
-    return mtp, draft
+def load_student(path: Path, prefix: str, module: Student) -> Student:
+    """Fills a module from the training state at `path`, whose names for it begin with `prefix`."""
+    state = torch.load(path, weights_only=True, map_location="cpu")["task"]
+    module.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    return module
+
+
+def load_mtp(work_dir: Path, variant: Variant) -> MTPLayer:
+    """Returns the trained MTP layer of a main model."""
+    return load_student(work_dir / f"{variant.mtp}.pt", "mtp.", MTPLayer(variant.shape))
+
+
+def load_draft(work_dir: Path) -> Decoder:
+    """Returns the trained draft model."""
+    return load_student(work_dir / "draft.pt", "draft.", Decoder(DRAFT_SHAPE))

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 # Quintic Newton-Schulz coefficients of Muon (K. Jordan, 2024): they push all singular values to about 1.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
-MUON_BATCH = 7  # matrices of one shape per task
+MUON_BATCH = 7  # matrices of one shape per task; a stack of experts is a task of its own
+BIAS_STEP = 0.001  # of a router's correction bias after each batch
 
 
 def orthogonalise(batch: Tensor) -> Tensor:
@@ -47,17 +48,16 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Applies one update to every matrix."""
-        batches = [
-            (group, group["params"][start : start + MUON_BATCH])
-            for group in self.param_groups
-            for start in range(0, len(group["params"]), MUON_BATCH)
-        ]
+        batches = []
+        for group in self.param_groups:
+            size = MUON_BATCH if group["params"][0].ndim == 2 else 1
+            batches += [(group, group["params"][i : i + size]) for i in range(0, len(group["params"]), size)]
         for _ in self.threads.map(self._update, batches):
             pass
 
     @torch.no_grad()
     def _update(self, batch: tuple[dict, list[nn.Parameter]]) -> None:
-        """Updates matrices of one shape."""
+        """Updates parameters of one shape: matrices, or stacks of them `[X, rows, columns]`."""
         group, params = batch
         updates = []
         for param in params:
@@ -67,24 +67,46 @@ class Muon(torch.optim.Optimizer):
             velocity = self.state[param]["velocity"]
             velocity.lerp_(param.grad, 1 - group["momentum"])
             updates.append(param.grad.lerp(velocity, group["momentum"]))
-        rows, columns = params[0].shape
+        rows, columns = params[0].shape[-2:]
         scale = group["lr"] * max(1.0, rows / columns) ** 0.5
-        for param, update in zip(params, orthogonalise(torch.stack(updates)), strict=True):
+        stacked = torch.stack(updates)
+        orthogonal = orthogonalise(stacked.view(-1, rows, columns)).view(stacked.shape)
+        for param, update in zip(params, orthogonal, strict=True):
             param.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=scale)
 
 
+class SignStep(torch.optim.Optimizer):
+    """Moves every element by a fixed step against the sign of its gradient; for the routers' correction biases."""
+
+    def __init__(self, params: list[nn.Parameter], step_size: float) -> None:
+        super().__init__(params, {"step_size": step_size})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Applies one update to every parameter."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                assert param.grad is not None
+                param.sub_(param.grad.sign(), alpha=group["step_size"])
+
+
 class Optimizers:
-    """Both optimisers of a model, driven by one relative learning rate."""
+    """The optimisers of a model, driven by one relative learning rate; correction biases keep their own step."""
 
     def __init__(self, module: nn.Module, matrix_lr: float, other_lr: float, num_threads: int = 1) -> None:
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
-        matrices = [param for name, param in named if param.ndim == 2 and "embed_tokens" not in name]
-        others = [param for name, param in named if param.ndim != 2 or "embed_tokens" in name]
+        biases = [param for name, param in named if name.endswith("correction_bias")]
+        matrices = [param for name, param in named if param.ndim >= 2 and "embed_tokens" not in name]
+        taken = {id(param) for param in (*biases, *matrices)}
+        others = [param for _, param in named if id(param) not in taken]
         self.parts: list[torch.optim.Optimizer] = [
             Muon(matrices, matrix_lr, num_threads),
             torch.optim.AdamW(others, other_lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0),
         ]
         self.base_lrs = [matrix_lr, other_lr]
+        if biases:
+            self.parts.append(SignStep(biases, BIAS_STEP))
+            self.base_lrs.append(0.0)
 
     def step(self, relative_lr: float) -> None:
         """Updates all parameters at `relative_lr` times the base rates."""
@@ -94,11 +116,11 @@ class Optimizers:
             part.step()
 
     def state_dict(self) -> list[dict]:
-        """Returns both optimisers' states."""
+        """Returns the optimisers' states."""
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states: list[dict]) -> None:
-        """Restores both optimisers' states."""
+        """Restores the optimisers' states."""
         for part, state in zip(self.parts, states, strict=True):
             part.load_state_dict(state)
 

@@ -8,6 +8,7 @@ barrier per batch instead of one per operator, and a delayed core simply takes f
 from __future__ import annotations
 
 import ctypes
+import time
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
 
@@ -33,19 +34,20 @@ class GradientPool:
         num_params = sum(param.numel() for param in task.parameters() if param.requires_grad)
         self.grads = torch.zeros(num_workers, num_params, device=device).share_memory_()
         self.losses = torch.zeros(num_workers, dtype=torch.float64).share_memory_()
+        self.busy = torch.zeros(num_workers, dtype=torch.float64).share_memory_()
         self.rows = torch.zeros(max_batch_tokens, dtype=torch.int64).share_memory_()
         self.header = torch.zeros(HEADER_SIZE, dtype=torch.int64).share_memory_()
         context = mp.get_context("spawn")
         self.queue = context.Value(ctypes.c_int64, 0)
         self.barrier = context.Barrier(num_workers)
-        shared = (self.grads, self.losses, self.rows, self.header, self.queue, self.barrier)
+        shared = (self.grads, self.losses, self.busy, self.rows, self.header, self.queue, self.barrier)
         self.processes = [
             context.Process(target=_work, args=(rank, task, *shared), daemon=True) for rank in range(1, num_workers)
         ]
         for process in self.processes:
             process.start()
         bind_gradients(task, self.grads[0])
-        torch.set_num_threads(1)
+        prepare_process()
 
     def gradients(self, rows: Tensor, micro_batch: int) -> float:
         """Fills `param.grad` with the gradient of the mean loss over `rows` `[R, L]`; returns that loss."""
@@ -61,12 +63,24 @@ class GradientPool:
             self.grads[0] += other
         return float(self.losses.sum())
 
+    def take_processor_s(self) -> float:
+        """Returns the processor time in seconds that the other processes spent since the last call."""
+        spent = float(self.busy.sum())
+        self.busy.zero_()
+        return spent
+
     def close(self) -> None:
         """Ends the worker processes."""
         self.header[3] = 1
         self.barrier.wait()
         for process in self.processes:
             process.join()
+
+
+def prepare_process() -> None:
+    """Makes this process single-threaded and flushes denormal numbers, which would double the time of a batch."""
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
 
 
 def bind_gradients(task: nn.Module, flat: Tensor) -> None:
@@ -104,17 +118,20 @@ def _work(
     task: nn.Module,
     grads: Tensor,
     losses: Tensor,
+    busy: Tensor,
     rows: Tensor,
     header: Tensor,
     queue: Synchronized,
     barrier: Barrier,
 ) -> None:
     """Body of a worker process: one round per batch."""
-    torch.set_num_threads(1)
+    prepare_process()
     bind_gradients(task, grads[rank])
     while True:
         barrier.wait()
         if header[3]:
             return
+        started = time.process_time()
         run_micro_batches(rank, task, losses, rows, header, queue)
+        busy[rank] += time.process_time() - started
         barrier.wait()

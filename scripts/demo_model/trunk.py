@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-training of the main model, and the loop that all three trainings share."""
+"""Pre-training of the main models, and the loop that all trainings share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from demo_model.data import PackedTokens
-from demo_model.model import Decoder, ModelShape, compiled, default_device
+from demo_model.model import MOE_SHAPE, Decoder, ModelShape, compiled, default_device
 from demo_model.optim import Optimizers, TimeSchedule
 from demo_model.parallel import GradientPool
 
@@ -25,8 +25,22 @@ SAVE_INTERVAL_S = 240.0
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One of the two main models: its shape, and the names of its training states in the work folder."""
+
+    shape: ModelShape
+    trunk: str
+    mtp: str
+    distillation: str
+
+
+DENSE = Variant(ModelShape(), "trunk", "mtp", "distillation")
+MOE = Variant(MOE_SHAPE, "moe", "moe_mtp", "moe_distillation")
+
+
+@dataclass(frozen=True)
 class Stage:
-    """Part of a training with one row length; it lasts until the share `until` of the time budget is spent."""
+    """Part of a training with one row length; it lasts until the share `until` of the budget is spent."""
 
     until: float
     row_length: int
@@ -34,7 +48,23 @@ class Stage:
     micro_batch: int
 
 
+@dataclass(frozen=True)
+class Budget:
+    """How long a training lasts, over all its sessions: seconds of work, or batches where `steps` is given.
+
+    Seconds fit a machine of one's own. Steps give the same training on a machine that other work slows down.
+    """
+
+    seconds: float = 0.0
+    steps: int | None = None
+
+    def spent(self, progress: Progress) -> float:
+        """Returns the share that is used up."""
+        return progress.spent_s / self.seconds if self.steps is None else progress.step / self.steps
+
+
 TRUNK_STAGES = (Stage(0.50, 256, 32, 4), Stage(0.92, 512, 24, 2), Stage(1.0, 2048, 6, 1))
+MOE_STAGES = (Stage(0.50, 256, 32, 8), Stage(0.92, 512, 16, 4), Stage(1.0, 2048, 4, 1))
 
 
 @dataclass
@@ -43,7 +73,7 @@ class LoopConfig:
 
     name: str
     work_dir: Path
-    budget_s: float
+    budget: Budget
     stages: tuple[Stage, ...]
     matrix_lr: float
     other_lr: float
@@ -54,12 +84,20 @@ class LoopConfig:
 
 @dataclass
 class Progress:
-    """What a resumed training continues from; times exclude the pauses between sessions."""
+    """What a resumed training continues from; times exclude the pauses between sessions.
+
+    Attributes:
+        epoch, batch: the pass over the rows, and its batches that are done.
+        processor_s: time that all processes spent computing, which other work on the machine does not lengthen.
+        kept_trunk: whether the state before the rate began to fall is written.
+    """
 
     step: int = 0
     num_tokens: int = 0
     spent_s: float = 0.0
+    processor_s: float = 0.0
     epoch: int = 0
+    batch: int = 0
     kept_trunk: bool = False
 
 
@@ -98,7 +136,7 @@ def save_atomically(state: dict, path: Path) -> None:
 
 
 class TrainingLoop:
-    """Trains one task until its time budget is spent; resumes from `<name>.pt` in the work folder.
+    """Trains one task until its budget is spent; resumes from `<name>.pt` in the work folder.
 
     A later session continues with a larger budget from `<name>_trunk.pt`, the state before the rate began to fall.
     """
@@ -138,8 +176,8 @@ class TrainingLoop:
 
     @property
     def spent(self) -> float:
-        """Share of the time budget that is used up."""
-        return self.progress.spent_s / self.config.budget_s
+        """Share of the budget that is used up."""
+        return self.config.budget.spent(self.progress)
 
     def run(self) -> None:
         """Trains through all stages."""
@@ -154,12 +192,15 @@ class TrainingLoop:
         pool.close()
 
     def _run_epoch(self, pool: GradientPool, stage: Stage) -> None:
-        """Trains on one pass over the corpus or until the stage ends."""
-        rows = torch.from_numpy(self.rows.epoch(self.progress.epoch, stage.row_length).astype("int64"))
-        self.progress.epoch += 1
+        """Trains on what is left of one pass over the corpus, or until the stage ends."""
+        progress = self.progress
+        rows = torch.from_numpy(self.rows.epoch(progress.epoch, stage.row_length).astype("int64"))
         last_save = last_report = time.monotonic()
-        for batch in rows.split(stage.rows_per_batch)[:-1]:
+        for batch in rows.split(stage.rows_per_batch)[progress.batch : -1]:
             self._step(pool, batch, stage)
+            progress.batch += 1
+            if self.spent >= stage.until:
+                break
             now = time.monotonic()
             if now - last_save > SAVE_INTERVAL_S:
                 last_save = now
@@ -167,12 +208,11 @@ class TrainingLoop:
             if now - last_report > self.config.evaluate_every_s:
                 last_report = now
                 self._report()
-            if self.spent >= stage.until:
-                return
+        progress.epoch, progress.batch = progress.epoch + 1, 0
 
     def _step(self, pool: GradientPool, batch: Tensor, stage: Stage) -> None:
         """Trains on one batch of rows."""
-        started, progress = time.monotonic(), self.progress
+        started, busy, progress = time.monotonic(), time.process_time(), self.progress
         if not progress.kept_trunk and self.spent >= self.config.schedule.decay_from:
             self._save(self.config.work_dir / f"{self.config.name}_trunk.pt")
             progress.kept_trunk = True
@@ -183,10 +223,18 @@ class TrainingLoop:
         progress.num_tokens += num_tokens
         seconds = time.monotonic() - started
         progress.spent_s += seconds
+        progress.processor_s += time.process_time() - busy + pool.take_processor_s()
         if progress.step % 10 == 0:
             tokens_m, speed = progress.num_tokens / 1e6, num_tokens / seconds
-            minutes = progress.spent_s / 60
-            self._log(step=progress.step, loss=loss, tokens_m=tokens_m, tokens_per_s=speed, minutes=minutes)
+            minutes, processor_minutes = progress.spent_s / 60, progress.processor_s / 60
+            self._log(
+                step=progress.step,
+                loss=loss,
+                tokens_m=tokens_m,
+                tokens_per_s=speed,
+                minutes=minutes,
+                processor_minutes=processor_minutes,
+            )
 
     def _report(self) -> None:
         if self.evaluate is not None:
@@ -202,12 +250,11 @@ def held_out_loss(task: nn.Module, work_dir: Path, num_rows: int = 64, row_lengt
     return sum(losses) / len(losses)
 
 
-def train_trunk(work_dir: Path, budget_minutes: float, num_workers: int) -> None:
-    """Trains the main model for `budget_minutes` in all, over any number of sessions."""
+def train_trunk(work_dir: Path, budget: Budget, num_workers: int, variant: Variant) -> None:
+    """Trains a main model until its budget is spent, over any number of sessions."""
     torch.manual_seed(0)
-    task = LanguageModelTask(Decoder(ModelShape()))
-    config = LoopConfig(
-        "trunk", work_dir, budget_minutes * 60, TRUNK_STAGES, matrix_lr=0.02, other_lr=3e-3, num_workers=num_workers
-    )
+    task = LanguageModelTask(Decoder(variant.shape))
+    stages = MOE_STAGES if variant.shape.num_experts else TRUNK_STAGES
+    config = LoopConfig(variant.trunk, work_dir, budget, stages, matrix_lr=0.02, other_lr=3e-3, num_workers=num_workers)
     rows = PackedTokens(work_dir / "train.npz", seed=1)
     TrainingLoop(config, task, rows, lambda: held_out_loss(task, work_dir)).run()
