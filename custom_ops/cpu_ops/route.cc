@@ -90,18 +90,16 @@ void compute_scores(const RouteArgs& a, float* row, int64_t stride) {
   for (int64_t e = 0; e < stride; e += kLanes) store(row + e, div(load(row + e), sum));
 }
 
-// Writes the `count` largest of `values`, by descending value and ascending index, to `chosen`. NaN is chosen as if it
-// were the lowest value.
+// Returns whether a value is chosen before one of lower index; NaN comes last.
+FD_INLINE bool exceeds(float a, float b) { return a > b || (b != b && a == a); }
+
+// Writes the `count` largest of `values`, by descending value and ascending index, to `chosen`.
 void choose_largest(const float* values, int64_t size, int64_t count, int32_t* chosen) {
-  bool is_chosen[kMaxExperts] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t best = -1;
-    for (int64_t j = 0; j < size; ++j)
-      if (!is_chosen[j] &&
-          (best < 0 || values[j] > values[best] || (values[best] != values[best] && values[j] == values[j])))
-        best = j;
-    is_chosen[best] = true;
-    chosen[i] = static_cast<int32_t>(best);
+  for (int64_t i = 0; i < size; ++i) {
+    int64_t place = smaller(i, count);
+    if (place == count && !exceeds(values[i], values[chosen[--place]])) continue;
+    for (; place > 0 && exceeds(values[i], values[chosen[place - 1]]); --place) chosen[place] = chosen[place - 1];
+    chosen[place] = static_cast<int32_t>(i);
   }
 }
 
