@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks import bench_experts
 
-SMALL = "--hidden 128 --width 64 --experts 16 --chosen 2 --shared 32 --layers 2 --rounds 2 --rows 1 5".split()
+SIZES = ["--hidden", "128", "--width", "64", "--experts", "16", "--chosen", "2", "--shared", "32", "--layers", "2"]
+SMALL = [*SIZES, "--rounds", "2", "--rows", "1", "5"]
 
 
 @pytest.mark.parametrize("flags", [[], ["--together"]])
