@@ -3,13 +3,14 @@
 
     python -m benchmarks.bench_load [--shape benchmarks/shapes/qwen3-0.6b] [--rounds 5] [--quantization wint8]
 
-Writes a checkpoint of random bf16 weights, in torch and in Paddle layout, to a temporary folder. Each measurement is a
-process of its own, which loads the model and, as the baseline, reads the files into new memory as fast as it can (all
-threads, blocks of 8 MiB, huge pages), in alternating order. Both write memory that no process has touched yet, so the
-operating system's clearing of it counts in both. `ratio` is the median over rounds of the two times; `cpu_ratio` the
-same of processor time, which a busy machine disturbs less. Threads that wait for one another count in it, so set
-FD_NUM_THREADS=1. The files are in the page cache. `peak_ratio` is the largest memory that loading added to the process,
-over the bytes of the weights.
+Writes a checkpoint of random bf16 weights, in torch and in Paddle layout, to a temporary folder, and with the layout
+`packed` the weights that `fastdeploy quantize` makes of it, which are mapped and compared with their checksums. Each
+measurement is a process of its own, which loads the model and, as the baseline, reads the files into new memory as fast
+as it can (all threads, blocks of 8 MiB, huge pages), in alternating order. Both write memory that no process has
+touched yet, so the operating system's clearing of it counts in both. `ratio` is the median over rounds of the two
+times; `cpu_ratio` the same of processor time, which a busy machine disturbs less. Threads that wait for one another
+count in it, so set FD_NUM_THREADS=1. The files are in the page cache. `peak_ratio` is the largest memory that loading
+added to the process, over the bytes of the weights.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import paddle
@@ -34,14 +36,17 @@ from benchmarks.peers.make_checkpoint import write_safetensors
 from benchmarks.report import Row, make_parser, print_report
 from benchmarks.shape_engine import SHAPE
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.packed_checkpoint import DATA_FILE
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.loader import load_model
+from fastdeploy.models.packing import pack_checkpoint
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weights import expected_shapes
 from fastdeploy.ops.backends.cpu.library import num_threads
 from fastdeploy.ops.registry import select_backend
 
 BLOCK_BYTES = 1 << 23  # of one read
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,8 @@ def run_job(job: Job) -> Sample:
     """Measure reading and loading in this process."""
     paddle.set_device("cpu")
     select_backend("cpu")
-    config, files = ModelConfig.from_pretrained(job.folder), sorted(Path(job.folder).glob("*.safetensors"))
+    config = ModelConfig.from_pretrained(job.folder)
+    files = sorted(Path(job.folder).glob("*.safetensors")) or [Path(job.folder) / DATA_FILE]
     quantization = QuantizationConfig.from_value(job.quantization)
     before_bytes = peak_bytes = weight_bytes = 0
 
@@ -129,6 +135,13 @@ def run_job(job: Job) -> Sample:
     return Sample(*read, *loaded, peak_bytes - before_bytes, weight_bytes)
 
 
+def write_packed(source: str, folder: str, quantization: str) -> None:
+    """Pack a checkpoint, in a process of its own."""
+    paddle.set_device("cpu")
+    select_backend("cpu")
+    pack_checkpoint(ModelConfig.from_pretrained(source), Path(folder), QuantizationConfig.from_value(quantization))
+
+
 def summarize(samples: list[Sample]) -> Row:
     """Return medians over the rounds."""
     values = {
@@ -141,23 +154,32 @@ def summarize(samples: list[Sample]) -> Row:
     return {name: statistics.median(of_rounds) for name, of_rounds in values.items()}
 
 
+def in_process(function: Callable[..., Result], *arguments: object) -> Result:
+    """Return the result of a function that a new process runs."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
 def main() -> None:
     """Print one row per layout and format, and one JSON line."""
     parser = make_parser(__doc__)
     parser.add_argument("--shape", type=Path, default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quantization", nargs="+", default=["none"], help="as the flag of fastdeploy serve")
-    parser.add_argument("--layout", nargs="+", choices=["torch", "paddle"], default=["torch", "paddle"])
+    parser.add_argument("--layout", nargs="+", choices=["torch", "paddle", "packed"], default=["torch", "paddle"])
     args = parser.parse_args()
     cases: dict[tuple[str, str], list[Sample]] = {(lay, kind): [] for lay in args.layout for kind in args.quantization}
     with tempfile.TemporaryDirectory() as scratch:
-        for layout in args.layout:
+        for layout in {"torch" if layout == "packed" else layout for layout in args.layout}:
             write_checkpoint(Path(args.shape), Path(scratch) / layout, layout)
+        folders = {(lay, kind): f"{scratch}/{lay}" + (f"-{kind}" if lay == "packed" else "") for lay, kind in cases}
+        for (layout, kind), folder in folders.items():
+            if layout == "packed":
+                in_process(write_packed, f"{scratch}/torch", folder, kind)
         for index in range(args.rounds):
             for (layout, kind), samples in cases.items():
-                job = Job(f"{scratch}/{layout}", kind, reads_first=index % 2 == 0)
-                with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # a process of its own
-                    samples.append(pool.submit(run_job, job).result())
+                job = Job(folders[layout, kind], kind, reads_first=index % 2 == 0)
+                samples.append(in_process(run_job, job))
     rows = [{"layout": lay, "quantization": kind, **summarize(s)} for (lay, kind), s in cases.items()]
     print_report("load", f"loading, {num_threads()} threads", rows)
 

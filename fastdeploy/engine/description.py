@@ -54,6 +54,7 @@ def describe_engine(
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
         "fingerprint": fingerprint,
+        "weights_are_mapped": model_config.packed is not None and config.load_choices != "dummy",
         "speculation": _describe_speculation(config.speculative),
         "notes": context_notes(config.max_model_len, max_model_len, memory.num_tokens),
     }

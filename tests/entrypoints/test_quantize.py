@@ -15,6 +15,7 @@ import pytest
 
 from fastdeploy import LLM, SamplingParams
 from fastdeploy.entrypoints.cli import show_config
+from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
 PROMPT = "for name in names:\n    print(name)\nfor name in"
@@ -44,6 +45,8 @@ def test_a_packed_folder_serves_the_same_text(tmp_path: Path, capsys: pytest.Cap
         )
         assert packed == plain
         assert of_packed["fingerprint"] == of_plain["fingerprint"]
+        (row,) = [line for line in summary_lines(of_packed, ()) if line.startswith("  weights")]
+        assert row.endswith("attention wint4, mlp wint4, head wint8, mapped from packed_weights.data")
     assert show_config.main([str(folder), "--output-format", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)["values"]["quantization"]["value"]
     assert shown == {"attention": "wint4", "mlp": "wint4", "head": "wint8"}

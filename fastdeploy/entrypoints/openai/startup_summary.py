@@ -52,7 +52,7 @@ def summary_lines(
     rows = {
         "model": _joined(description.get("model"), description.get("architecture"), numerics.get("dtype")),
         "context": f"{description.get('max_model_len')} tokens" + _batch(description),
-        "weights": _weights(description.get("weights_bytes"), numerics.get("quantization", "none")),
+        "weights": _weights(description, numerics.get("quantization", "none")),
         "KV cache": _joined(
             f"{cache.get('num_blocks')} blocks of {cache.get('block_size')}",
             f"{cache.get('num_tokens')} tokens",
@@ -85,8 +85,12 @@ def _joined(*parts: Any) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def _weights(count: int | None, quantization: str) -> str:
-    return "" if count is None else _bytes(count) + ("" if quantization == "none" else f", quantized: {quantization}")
+def _weights(description: Mapping[str, Any], quantization: str) -> str:
+    if "weights_bytes" not in description:
+        return ""
+    formats = "" if quantization == "none" else f"quantized: {quantization}"
+    mapped = "mapped from packed_weights.data" if description.get("weights_are_mapped") else ""
+    return _joined(_bytes(description["weights_bytes"]), formats, mapped)
 
 
 def _batch(description: Mapping[str, Any]) -> str:
