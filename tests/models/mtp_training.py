@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+from numpy.typing import NDArray
 from paddle import Tensor
 from safetensors.paddle import load_file, save_file
 
@@ -41,6 +42,8 @@ DEEPSEEK = {
     "head": "model.layers.{1}.shared_head.head",
     "embedding": "model.layers.{1}.embed_tokens",
 }
+Tensors = dict[str, Tensor]
+Counts = NDArray[np.int64]  # [2, number of drafts], drafted and accepted tokens by position
 FORMS = {"ernie": ERNIE, "ernie_raw": ERNIE, "deepseek": DEEPSEEK}
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 LINEARS = (*LINEARS, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -55,14 +58,20 @@ class DefinedLayer:
         hidden_state: `normed` or `raw`, the states that the layer reads.
     """
 
-    def __init__(self, form: str, config: ModelConfig, seed: int, index: int = 0) -> None:
-        """Draw random weights for layer `index`; its own head and embedding start as copies of the target's."""
+    def __init__(
+        self, form: str, config: ModelConfig, seed: int, index: int = 0, target: Tensors | None = None
+    ) -> None:
+        """Draw random weights for layer `index`; its own head, embedding and norm start as the target's.
+
+        Args:
+            target: tensors of the target, by default those of `target_tensors`.
+        """
         paddle.seed(seed)
         self.form = form
         self.names = {part: name.format(index, config.num_layers + index) for part, name in FORMS[form].items()}
         self.config = config
         self.hidden_state = "raw" if form == "ernie_raw" else "normed"
-        stored = target_tensors()
+        stored = target_tensors() if target is None else target
         names = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
         self.target = {part: stored[f"{name}.weight"].astype("float32") for part, name in names.items()}
         hidden, kv = config.hidden_size, config.num_kv_heads * config.head_dim
@@ -129,7 +138,8 @@ class DefinedLayer:
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate the pairs (2i, 2i + 1) of every head; row 0 is at position 1."""
         dim, length = self.config.head_dim, x.shape[2]
-        angles = np.outer(np.arange(1, length + 1), 10000.0 ** (-np.arange(0, dim, 2) / dim)).astype(np.float32)
+        inverse = self.config.rope.theta ** (-np.arange(0, dim, 2) / dim)
+        angles = np.outer(np.arange(1, length + 1), inverse).astype(np.float32)
         cos, sin = paddle.to_tensor(np.cos(angles)), paddle.to_tensor(np.sin(angles))
         even, odd = x[..., 0::2], x[..., 1::2]
         return paddle.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(x.shape)
@@ -176,27 +186,55 @@ def defined_drafts(layers: list[DefinedLayer], text: list[int], states: Tensor, 
     return drafts
 
 
-def target_tensors() -> dict[str, Tensor]:
+def replayed_counts(
+    layer: DefinedLayer, texts: list[list[int]], states: Tensor, num_prompt_tokens: int, num_drafts: int
+) -> Counts:
+    """Return the counts of engine steps over texts of one length whose drafts the definition makes.
+
+    Args:
+        states: [len(texts), T, hidden], the target's that the layer reads.
+        num_prompt_tokens: of each text; the next token is the prompt's first one and has no draft.
+    """
+    counts = np.zeros((2, num_drafts), np.int64)
+    for text, of_text in zip(texts, states):
+        end = num_prompt_tokens + 1
+        while end < len(text):
+            room = min(num_drafts, len(text) - end - 1)
+            drafts = defined_drafts([layer], text[:end], of_text[: end - 1], room)
+            equal = [a == b for a, b in zip(drafts, text[end:])]
+            num_accepted = (*equal, False).index(False)
+            counts[0, :room] += 1
+            counts[1, :num_accepted] += 1
+            end += num_accepted + 1
+    return counts
+
+
+def target_tensors(max_exponent: int = 2) -> Tensors:
     """Return the demonstration model's tensors, with a final norm whose weights differ by powers of two.
 
     The demonstration model's own are nearly equal, so that a state before the norm leads a layer to the same drafts as
     the state after it. The head, whose columns are divided by the same powers, gives the same logits as before.
+
+    Args:
+        max_exponent: of the powers of two.
     """
     tensors = {name: value for name, value in load_file(DEMO / "model.safetensors").items() if ".mtp_" not in name}
     norm, head = tensors["model.norm.weight"], tensors["model.embed_tokens.weight"]
     scales, inverse = (
-        paddle.to_tensor(2.0 ** (sign * np.random.default_rng(9).integers(-2, 3, norm.shape))).astype(norm.dtype)
+        paddle.to_tensor(
+            2.0 ** (sign * np.random.default_rng(9).integers(-max_exponent, max_exponent + 1, norm.shape))
+        ).astype(norm.dtype)
         for sign in (1, -1)
     )
     return tensors | {"model.norm.weight": norm * scales, "lm_head.weight": head * inverse}
 
 
-def write_checkpoint(folder: Path, layers: dict[str, Tensor]) -> None:
-    """Write the target of `target_tensors` with layers for multi-token prediction."""
+def write_checkpoint(folder: Path, layers: Tensors, target: Tensors | None = None) -> None:
+    """Write a target, by default that of `target_tensors`, with layers for multi-token prediction."""
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(target_tensors() | layers, folder / "model.safetensors", {"format": "pt"})
+    save_file((target_tensors() if target is None else target) | layers, folder / "model.safetensors", {"format": "pt"})
 
 
 def engine_of(

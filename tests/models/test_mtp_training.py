@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from numpy.typing import NDArray
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.request import GenerationRequest
@@ -22,9 +21,10 @@ from tests.exactness.requests import HEADS, run_all
 from tests.models.mtp_training import (
     DEMO,
     FORMS,
+    Counts,
     DefinedLayer,
-    defined_drafts,
     engine_of,
+    replayed_counts,
     states_of,
     texts_of,
     train,
@@ -35,7 +35,6 @@ NUM_DRAFTS = 3
 NUM_PROMPT_TOKENS = 20
 NUM_TOKENS = 60  # generated after each prompt
 Tensors = dict[str, paddle.Tensor]
-Counts = NDArray[np.int64]  # [2, NUM_DRAFTS], drafted and accepted tokens by position
 Trained = tuple[DefinedLayer, Counts]
 
 
@@ -70,7 +69,7 @@ def trained(request: pytest.FixtureRequest, texts: list[list[int]], states: dict
     config = ModelConfig.from_pretrained(str(DEMO), dtype="float32")
     layer = DefinedLayer(request.param, config, seed=1)
     train([layer], paddle.to_tensor(texts[:5], "int64"), states[layer.hidden_state][:5], num_steps=20)
-    return layer, replayed_counts(layer, texts, states[layer.hidden_state])
+    return layer, replayed_counts(layer, texts, states[layer.hidden_state], NUM_PROMPT_TOKENS, NUM_DRAFTS)
 
 
 def write_layer(folder: Path, layer: DefinedLayer, change: Callable[[Tensors], None] | None = None) -> str:
@@ -93,22 +92,6 @@ def counts_so_far(engine: Engine) -> Counts:
     stats = engine.stats()
     pair = stats.drafted_per_position, stats.accepted_per_position
     return np.array([[*counts, *[0] * NUM_DRAFTS][:NUM_DRAFTS] for counts in pair], np.int64)
-
-
-def replayed_counts(layer: DefinedLayer, texts: list[list[int]], states: paddle.Tensor) -> Counts:
-    """Return the counts of engine steps over the texts whose drafts the definition makes."""
-    counts = np.zeros((2, NUM_DRAFTS), np.int64)
-    for text, of_text in zip(texts, states):
-        end = NUM_PROMPT_TOKENS + 1
-        while end < len(text):
-            room = min(NUM_DRAFTS, len(text) - end - 1)
-            drafts = defined_drafts([layer], text[:end], of_text[: end - 1], room)
-            equal = [a == b for a, b in zip(drafts, text[end:])]
-            num_accepted = (*equal, False).index(False)
-            counts[0, :room] += 1
-            counts[1, :num_accepted] += 1
-            end += num_accepted + 1
-    return counts
 
 
 def rates(counts: Counts) -> list[float]:
@@ -142,7 +125,7 @@ def test_another_state_for_later_drafts_has_other_acceptance(
     layer, defined = trained
     other = copy(layer)
     other.hidden_state = "raw" if layer.hidden_state == "normed" else "normed"
-    found = replayed_counts(other, texts, states[layer.hidden_state])
+    found = replayed_counts(other, texts, states[layer.hidden_state], NUM_PROMPT_TOKENS, NUM_DRAFTS)
     assert found[:, 1:].tolist() != defined[:, 1:].tolist()
 
 
