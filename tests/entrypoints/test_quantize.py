@@ -74,6 +74,20 @@ def test_wrong_arguments_are_one_line_and_write_nothing(tmp_path: Path, argument
     assert [path.name for path in tmp_path.iterdir()] == ["FULL"]
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_command_that_is_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
+    code = f"""
+import os, signal, sys
+from fastdeploy.entrypoints.cli.main import main
+from fastdeploy.models import packed_store
+packed_store.digest_memory = lambda *arguments: os.kill(os.getpid(), signal.{name})
+sys.exit(main(["quantize", "demo", {str(tmp_path / "out")!r}, "-q", "wint8"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_write_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))

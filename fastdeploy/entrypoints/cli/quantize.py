@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
     formats = UNQUANTIZED if given["quantization"] is None else QuantizationConfig.from_value(given["quantization"])
     if not formats.is_given and not config.quantization.is_given:
         raise ConfigError("--quantization", "is missing; none packs the weights as they are")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was written is removed
     with device_errors():
         return _quantize(config, args.out, formats)
 
