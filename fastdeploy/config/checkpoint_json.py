@@ -54,6 +54,7 @@ MODEL_KEYS: Mapping[str, Flag] = {
     "attention_bias": switch(),
     "mlp_bias": switch(),
     "use_bias": switch(),
+    "use_qk_norm": switch(),
     "eos_token_id": _TOKEN_IDS,
 }
 """Keys of config.json that are used, and their values; the largest sizes are far above those of any model."""

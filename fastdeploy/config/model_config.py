@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
+from fastdeploy.config.experts_config import ExpertsConfig, parse_experts
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, read_quantization, refuse_foreign_folder
 from fastdeploy.config.packed_checkpoint import PackedHeader, read_packed_header
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
@@ -30,7 +31,12 @@ _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "f
 
 @dataclass(frozen=True)
 class ArchitectureDefaults:
-    """Defaults of an architecture for keys that config.json omits."""
+    """Defaults of an architecture for keys that config.json omits.
+
+    Attributes:
+        may_slide: layers have a sliding window only if use_sliding_window says so.
+        slides_everywhere: then all of them have it, whatever max_window_layers says.
+    """
 
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
@@ -38,6 +44,8 @@ class ArchitectureDefaults:
     tie_word_embeddings: bool = False
     head_dim: int | None = None
     may_slide: bool = False
+    slides_everywhere: bool = False
+    partial_rotary_factor: float = 1.0
 
 
 _ERNIE = ArchitectureDefaults(
@@ -48,6 +56,13 @@ ARCHITECTURE_DEFAULTS: dict[str, ArchitectureDefaults] = {
     "Qwen2ForCausalLM": ArchitectureDefaults(max_position_embeddings=32768, may_slide=True),
     "Qwen3ForCausalLM": ArchitectureDefaults(max_position_embeddings=32768, head_dim=128, may_slide=True),
     "Ernie4_5ForCausalLM": _ERNIE,
+    "Ernie4_5_MoeForCausalLM": _ERNIE,
+    "Qwen3MoeForCausalLM": ArchitectureDefaults(
+        max_position_embeddings=32768, head_dim=128, may_slide=True, slides_everywhere=True
+    ),
+    "Glm4MoeForCausalLM": ArchitectureDefaults(
+        rms_norm_eps=1e-5, max_position_embeddings=131072, head_dim=128, partial_rotary_factor=0.5
+    ),
 }
 _LAYOUT_MARKS = ("paddlenlp_version", "transformers_version", "torch_dtype")  # PaddleNLP keeps the keys of others
 _ARCHITECTURE_ALIASES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
@@ -78,14 +93,15 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A dense decoder, as its checkpoint describes it.
+    """A decoder, as its checkpoint describes it.
 
     Attributes:
         path: directory of the checkpoint.
         architecture: `architectures[0]` of config.json, one of `ARCHITECTURE_DEFAULTS`.
         vocab_size: rows of the embedding and of the head; the tokenizer may have fewer tokens.
         head_dim: size of an attention head; heads * head_dim may differ from hidden_size.
-        attention_bias, mlp_bias, use_bias: keys of config.json, which each architecture reads in its own way.
+        attention_bias, mlp_bias, use_bias, use_qk_norm: keys of config.json; each architecture reads some of them.
+        experts: the experts of its sparse layers; None if all layers are dense.
         sliding_window: window in tokens if any layer slides, else None.
         dtype: type of weights and activations in this run.
         eos_token_ids: of generation_config.json, else of config.json; empty leaves them to the tokenizer.
@@ -111,7 +127,9 @@ class ModelConfig:
     attention_bias: bool
     mlp_bias: bool
     use_bias: bool
+    use_qk_norm: bool
     rope: RopeConfig
+    experts: ExpertsConfig | None
     sliding_window: int | None
     dtype: DType
     eos_token_ids: tuple[int, ...]
@@ -129,7 +147,7 @@ class ModelConfig:
     @property
     def has_experts(self) -> bool:
         """Return whether a router chooses from experts in any layer."""
-        return getattr(self, "experts", None) is not None
+        return self.experts is not None
 
     def weight_formats(self, requested: QuantizationConfig) -> QuantizationConfig:
         """Return the weight format of each part: what is requested, else what config.json asks for.
@@ -235,11 +253,8 @@ def parse_model_config(
 
     num_heads, hidden_size, vocab_size = count("num_attention_heads"), count("hidden_size"), count("vocab_size")
     head_dim = count("head_dim", defaults.head_dim or hidden_size // num_heads)
-    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
-        raise ConfigError("head_dim", f"expected an even number up to {_MAX_HEAD_DIM}, got {head_dim}")
     num_kv_heads = count("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise ConfigError("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
+    _check_heads(num_heads, num_kv_heads, head_dim)
     num_layers = count("num_hidden_layers")
     max_positions = count("max_position_embeddings", defaults.max_position_embeddings)
     checkpoint_dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
@@ -260,16 +275,30 @@ def parse_model_config(
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
         use_bias=bool(raw.get("use_bias", False)),
+        use_qk_norm=bool(raw.get("use_qk_norm", False)),
         rope=parse_rope(
-            raw, head_dim=head_dim, max_position_embeddings=max_positions, theta=defaults.rope_theta, where=where
+            raw,
+            head_dim=head_dim,
+            max_position_embeddings=max_positions,
+            theta=defaults.rope_theta,
+            partial=defaults.partial_rotary_factor,
+            where=where,
         ),
-        sliding_window=_sliding_window(raw, num_layers, defaults.may_slide),
+        experts=parse_experts(raw, architecture, num_layers, where),
+        sliding_window=_sliding_window(raw, num_layers, defaults),
         dtype=_run_dtype(dtype, checkpoint_dtype),
         eos_token_ids=_eos_token_ids(raw, generation, vocab_size),
         generation=_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
         quantization=quantization,
     )
+
+
+def _check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
+        raise ConfigError("head_dim", f"expected an even number up to {_MAX_HEAD_DIM}, got {head_dim}")
+    if num_heads % num_kv_heads:
+        raise ConfigError("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
 
 
 def _architecture(raw: Mapping[str, Any], where: str) -> str:
@@ -317,16 +346,18 @@ def _run_dtype(requested: str, checkpoint: str) -> DType:
     return _DTYPE_NAMES[requested]
 
 
-def _sliding_window(raw: Mapping[str, Any], num_layers: int, may_slide: bool) -> int | None:
+def _sliding_window(raw: Mapping[str, Any], num_layers: int, defaults: ArchitectureDefaults) -> int | None:
     """Return the window if a layer uses it: switch, then layer types, then `max_window_layers`."""
     kinds = raw.get("layer_types")
     if kinds is not None:
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         if unknown:
             raise ConfigError("layer_types", f"layers of type {', '.join(map(repr, unknown))} are not supported")
-    window = raw.get("sliding_window")
+    window, may_slide = raw.get("sliding_window"), defaults.may_slide
     if window is None or not raw.get("use_sliding_window", not may_slide):
         return None
+    if defaults.slides_everywhere:
+        return cast(int, window)
     if kinds is not None:
         slides = "sliding_attention" in kinds
     else:

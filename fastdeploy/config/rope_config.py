@@ -57,7 +57,13 @@ class RopeConfig:
 
 
 def parse_rope(
-    raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int, theta: float, where: str = ""
+    raw: Mapping[str, Any],
+    *,
+    head_dim: int,
+    max_position_embeddings: int,
+    theta: float,
+    partial: float = 1.0,
+    where: str = "",
 ) -> RopeConfig:
     """Read the rotary settings of config.json as transformers 4, transformers 5 or PaddleNLP writes them.
 
@@ -66,6 +72,7 @@ def parse_rope(
         head_dim: size of an attention head.
         max_position_embeddings: context length of config.json.
         theta: default base of the architecture.
+        partial: the architecture's default share of a head's dimensions that are rotated.
         where: the file, as messages begin with it.
 
     Raises:
@@ -74,12 +81,8 @@ def parse_rope(
     params = _rope_parameters(raw)
     check_values(params, ROPE_KEYS, where, "rope_scaling")
     kind = _rope_kind(params)
-    partial = float(_first(params.get("partial_rotary_factor"), raw.get("partial_rotary_factor"), 1.0))
-    rotary_dim = int(head_dim * partial)
-    if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
-        raise ConfigError(
-            "partial_rotary_factor", f"{partial} of head_dim {head_dim} is not an even number of dimensions"
-        )
+    partial = float(_first(params.get("partial_rotary_factor"), raw.get("partial_rotary_factor"), partial))
+    rotary_dim = _rotary_dim(head_dim, partial)
     base = float(_first(params.get("rope_theta"), raw.get("rope_theta"), theta))
     if base <= 1.0:
         raise ConfigError("rope_theta", f"expected a base above 1, got {base}")
@@ -112,6 +115,15 @@ def parse_rope(
         truncate=bool(_first(params.get("truncate"), True)),
         attention_factor=_yarn_attention_factor(params, factor) if kind == "yarn" else 1.0,
     )
+
+
+def _rotary_dim(head_dim: int, partial: float) -> int:
+    rotary_dim = int(head_dim * partial)
+    if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
+        raise ConfigError(
+            "partial_rotary_factor", f"{partial} of head_dim {head_dim} is not an even number of dimensions"
+        )
+    return rotary_dim
 
 
 def _first(*values: Any) -> Any:

@@ -36,6 +36,7 @@ from fastdeploy.kv_cache.arena import Arena
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
+from fastdeploy.models.registry import check_device
 from fastdeploy.ops.device_check.first_start import failing_operators
 from fastdeploy.ops.registry import OperatorLibraryError, select_backend, selected_backend
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
@@ -192,7 +193,7 @@ def _read_model_files(config: EngineConfig) -> EngineSpec:
         generation_config=config.generation_config,
         kv_cache_dtype=config.cache.dtype,
     )
-    backend.check_model(model_config)
+    check_device(model_config)
     config = _fall_back_to_suffix(config, path)
     max_model_len = model_config.choose_max_model_len(config.max_model_len)
     config.check_prefill(max_model_len)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The differences between dense architectures, as data."""
+"""The differences between architectures, as data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.models.attention_part import AttentionNames, AttentionPart
+from fastdeploy.models.experts_part import ExpertsPart
 from fastdeploy.models.layer_parts import LayerParts
 from fastdeploy.models.mlp_part import MLPPart
 from fastdeploy.ops.rotary import HeadLayout
@@ -50,6 +51,8 @@ class Architecture:
         traits: returns the decoder's options for a checkpoint's configuration.
         names: the checkpoint's tensor names.
         ignorable: substrings of tensor names that need not be read.
+        correction_bias: name of a router's bias for the choice, after the prefix of the block of experts.
+        correction_bias_ndim: 1 for [num_experts], 2 for [1, num_experts].
         paddle_prefix: prefix of tensor names in Paddle checkpoints, where others have `model`.
         has_grouped_qkv: a fused qkv in a Paddle checkpoint holds the queries, key and value of one key head after the
             other. Otherwise it holds all queries, all keys, then all values, as ERNIE has it with grouped queries.
@@ -61,13 +64,21 @@ class Architecture:
     ignorable: tuple[str, ...] = ("rotary_emb.inv_freq",)
     paddle_prefix: str = "model"
     has_grouped_qkv: bool = True
+    correction_bias: str = ""
+    correction_bias_ndim: int = 1
 
     def layer(self, config: ModelConfig, index: int) -> LayerParts:
         """Return the tensors of one layer of the decoder."""
-        return self.block(config, self.names.layer_prefix.format(index=index))
+        is_sparse = config.experts is not None and config.experts.sparse_layers[index]
+        return self.block(config, self.names.layer_prefix.format(index=index), is_sparse)
 
-    def block(self, config: ModelConfig, prefix: str) -> LayerParts:
-        """Return the tensors of a decoder layer whose names begin with `prefix`."""
+    def block(self, config: ModelConfig, prefix: str, is_sparse: bool = False) -> LayerParts:
+        """Return the tensors of a decoder layer.
+
+        Args:
+            prefix: what their names begin with.
+            is_sparse: whether it has the model's experts instead of a dense block.
+        """
         traits, hidden_size = self.traits(config), config.hidden_size
         attention = AttentionPart(
             AttentionNames.of_layer(prefix),
@@ -77,9 +88,18 @@ class Architecture:
             output_bias=traits.output_bias,
             qk_norm=traits.qk_norm,
         )
-        norm = f"{prefix}post_attention_layernorm.weight"
-        mlp = MLPPart(norm, f"{prefix}mlp.", hidden_size, config.intermediate_size, traits.mlp_bias)
-        return LayerParts(attention, mlp)
+        return LayerParts(attention, self._experts(config, prefix) if is_sparse else self._mlp(config, prefix))
+
+    def _mlp(self, config: ModelConfig, prefix: str) -> MLPPart:
+        has_bias, norm = self.traits(config).mlp_bias, f"{prefix}post_attention_layernorm.weight"
+        return MLPPart(norm, f"{prefix}mlp.", config.hidden_size, config.intermediate_size, has_bias)
+
+    def _experts(self, config: ModelConfig, prefix: str) -> ExpertsPart:
+        assert config.experts is not None
+        experts, norm = config.experts, f"{prefix}post_attention_layernorm.weight"
+        bias = f"{prefix}mlp.{self.correction_bias}" if experts.has_correction_bias else ""
+        shape = (*(1,) * (self.correction_bias_ndim - 1), experts.num_experts)
+        return ExpertsPart(norm, f"{prefix}mlp.", config.hidden_size, experts, bias, shape)
 
 
 def nextn_layers(names: Collection[str]) -> list[int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy.models.attention_part import AttentionPart, AttentionWeights
+from fastdeploy.models.experts_part import ExpertsPart, ExpertsWeights
 from fastdeploy.models.mlp_part import MLPPart, MLPWeights
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, WeightLoader
 
@@ -15,7 +16,7 @@ class LayerWeights:
     """Weights of one decoder layer."""
 
     attention: AttentionWeights
-    mlp: MLPWeights
+    mlp: MLPWeights | ExpertsWeights
 
     @property
     def num_bytes(self) -> int:
@@ -33,7 +34,7 @@ class LayerParts:
     """One decoder layer, as a checkpoint stores it."""
 
     attention: AttentionPart
-    mlp: MLPPart
+    mlp: MLPPart | ExpertsPart
 
     @property
     def linears(self) -> tuple[LinearSpec, ...]:

@@ -249,7 +249,7 @@ def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm, shared_head:
 
     def half(of: str, begin: int, bias: str = "") -> PackedLinear:
         def pack() -> PackedLinear:
-            matrix = loader.read(projection)[:, begin : begin + hidden].contiguous()
+            matrix = loader.source.read(projection).astype(loader.dtype)[:, begin : begin + hidden].contiguous()
             return pack_linear(matrix, loader.read(bias) if bias else None, quantization)
 
         return loader.store.keep(

@@ -66,6 +66,10 @@ class NoTensors:
         """Raise AssertionError."""
         raise AssertionError(f"{name} is read although all weights are packed")
 
+    def release(self, name: str) -> None:
+        """Raise AssertionError."""
+        raise AssertionError(f"{name} is released although it was not read")
+
 
 class PackedWriter:
     """Writes packed weights to a file while they are made.

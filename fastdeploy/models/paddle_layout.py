@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -75,6 +76,7 @@ class StoredSource:
             stored: tensor name -> where it is stored.
         """
         self._source, self._shapes, self._stored = source, shapes, stored
+        self._num_unreleased = Counter(place.name for place in stored.values())
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -96,6 +98,13 @@ class StoredSource:
         """Return a linear layer's weight in this dtype, as column ranges of the stored matrix."""
         stored = self._stored[name]
         return stored.pieces(self._source, dtype) if stored.is_linear else whole_matrix(self.read(name).astype(dtype))
+
+    def release(self, name: str) -> None:
+        """Give back the memory of the stored tensor, if all the tensors that it holds are released."""
+        stored = self._stored[name].name
+        self._num_unreleased[stored] -= 1
+        if not self._num_unreleased[stored]:
+            self._source.release(stored)
 
 
 class PaddleSource(StoredSource):
@@ -125,14 +134,19 @@ def name_prefix(source: WeightSource, architecture: Architecture) -> str:
     return own if any(name.startswith(f"{own}.") for name in source.shapes) else "model"
 
 
+def _is_linear(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor is an embedding or the weight of a linear layer; biases may be matrices of one row."""
+    return len(shape) == 2 and name.endswith(".weight")
+
+
 def _renamed(name: str, prefix: str) -> str:
     return f"{prefix}{name.removeprefix('model')}" if name.startswith("model.") else name
 
 
 def stored_whole(shapes: Shapes, prefix: str, embeddings: Collection[str]) -> Iterator[tuple[str, Stored]]:
-    """Yield each tensor with its place if it is not fused; all matrices but the embeddings are linear layers."""
+    """Yield each tensor with its place if it is not fused; all weights but the embeddings are linear layers."""
     for name, shape in shapes.items():
-        is_linear = len(shape) == 2 and name not in embeddings
+        is_linear = _is_linear(name, shape) and name not in embeddings
         yield name, Stored(_renamed(name, prefix), shape[::-1] if is_linear else shape, is_linear)
 
 
@@ -189,7 +203,7 @@ def find_layout(source: SafetensorsSource, config: ModelConfig, architecture: Ar
 
 def _layout_by_shape(source: WeightSource, config: ModelConfig, architecture: Architecture) -> tuple[Layout, str]:
     for name, shape in expected_shapes(config, architecture).items():
-        is_linear = len(shape) == 2 and name != architecture.names.embedding
+        is_linear = _is_linear(name, shape) and name != architecture.names.embedding
         if is_linear and shape[0] != shape[1] and source.shapes.get(name) in (shape, shape[::-1]):
             return ("torch" if source.shapes[name] == shape else "paddle"), f"{name} is {list(source.shapes[name])}"
     raise ConfigError(

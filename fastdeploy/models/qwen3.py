@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 3: a norm per head on q and k."""
+"""Qwen 3, dense or with experts: a norm per head on q and k."""
 
 from __future__ import annotations
 
@@ -12,3 +12,4 @@ def _traits(config: ModelConfig) -> DecoderTraits:
 
 
 QWEN3 = Architecture("Qwen3ForCausalLM", _traits, paddle_prefix="qwen3")
+QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", _traits, paddle_prefix="qwen3_moe")

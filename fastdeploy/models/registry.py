@@ -6,12 +6,17 @@ from __future__ import annotations
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
-from fastdeploy.models.ernie4_5 import ERNIE4_5
+from fastdeploy.models.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
+from fastdeploy.models.glm4_moe import GLM4_MOE
 from fastdeploy.models.llama import LLAMA
 from fastdeploy.models.qwen2 import QWEN2
-from fastdeploy.models.qwen3 import QWEN3
+from fastdeploy.models.qwen3 import QWEN3, QWEN3_MOE
+from fastdeploy.ops.registry import missing_kernels, selected_backend
 
-ARCHITECTURES: dict[str, Architecture] = {arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, ERNIE4_5)}
+ARCHITECTURES: dict[str, Architecture] = {
+    arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, ERNIE4_5, ERNIE4_5_MOE, GLM4_MOE)
+}
+_EXPERT_OPERATORS = ("route", "experts_up", "experts_down")
 
 
 def find_architecture(config: ModelConfig) -> Architecture:
@@ -27,3 +32,17 @@ def find_architecture(config: ModelConfig) -> Architecture:
         raise ConfigError(
             "architectures", f"'{config.architecture}' is not supported (supported: {supported})"
         ) from None
+
+
+def check_device(config: ModelConfig) -> None:
+    """Check that the selected backend can run a model.
+
+    Raises:
+        ConfigError: it has no kernel for an operator of the model, or its kernels do not take the model's sizes.
+    """
+    backend = selected_backend()
+    missing = missing_kernels(_EXPERT_OPERATORS) if config.experts is not None else []
+    if missing:
+        message = f"{config.architecture} needs {', '.join(missing)}, which {backend.device} does not have yet"
+        raise ConfigError("architectures", message)
+    backend.check_model(config)

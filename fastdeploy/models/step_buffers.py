@@ -6,6 +6,8 @@ from __future__ import annotations
 import paddle
 from paddle import Tensor
 
+from fastdeploy.ops.experts import RoutedRows
+
 
 class StepBuffers:
     """Activations of one step, which all layers share because one layer runs at a time.
@@ -20,12 +22,25 @@ class StepBuffers:
         """Allocate the hidden states; layers ask for the rest when they are built."""
         self.max_rows, self.dtype = max_rows, dtype
         self._scratch: dict[tuple[str, int], Tensor] = {}
+        self._routed: dict[tuple[int, int], RoutedRows] = {}
         self.hidden = self.scratch("hidden", hidden_size)
         self.normed = self.scratch("normed", hidden_size)
 
-    def scratch(self, name: str, width: int) -> Tensor:
-        """Return the buffer [max_rows, width] in the model's dtype that layers share under this name."""
+    def scratch(self, name: str, width: int, *, rows: int | None = None, dtype: str | None = None) -> Tensor:
+        """Return the buffer that layers share under this name and width.
+
+        Args:
+            rows: its number of rows; None for max_rows.
+            dtype: None for the model's.
+        """
         key = (name, width)
         if key not in self._scratch:
-            self._scratch[key] = paddle.zeros([self.max_rows, width], self.dtype)
+            self._scratch[key] = paddle.zeros([rows or self.max_rows, width], dtype or self.dtype)
         return self._scratch[key]
+
+    def routed_rows(self, num_experts: int, num_chosen: int) -> RoutedRows:
+        """Return the buffers for rows and their experts that layers of this many experts share."""
+        key, hidden_size = (num_experts, num_chosen), int(self.hidden.shape[1])
+        if key not in self._routed:
+            self._routed[key] = RoutedRows.allocate(self.max_rows, hidden_size, num_experts, num_chosen, self.dtype)
+        return self._routed[key]

@@ -14,7 +14,7 @@ from paddle import Tensor
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.packed_store import MadeWeights, PackedStore, Progress
 from fastdeploy.models.weight_source import WeightSource
-from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.linear import PackedLinear, WeightPiece, pack_linear
 from fastdeploy.ops.registry import selected_backend
 
 Shapes = dict[str, tuple[int, ...]]
@@ -55,6 +55,11 @@ class LinearSpec:
     def out_features(self) -> int:
         """Return the number of columns that the layer writes."""
         return sum(stored.out_features for stored in self.stored) // (2 if self.kind == "gate_up" else 1)
+
+    @property
+    def weight_names(self) -> list[str]:
+        """Return the name of each stored weight."""
+        return [f"{stored.name}.weight" for stored in self.stored]
 
     @property
     def shapes(self) -> Shapes:
@@ -110,10 +115,15 @@ class WeightLoader:
 
         return self.store.keep(name, make, shape=self._shapes[name], dtype=self.dtype)
 
-    def read(self, name: str) -> Tensor:
-        """Return a copy of one tensor in the model's dtype on the host, which does not depend on the mapped file."""
-        self.advance([name])
-        return self.source.read(name).astype(self.dtype).clone()
+    def read(self, name: str, dtype: str | None = None) -> Tensor:
+        """Return a copy of one tensor on the host, which does not depend on the mapped file.
+
+        Args:
+            dtype: None for the model's.
+        """
+        tensor = self.source.read(name).astype(dtype or self.dtype).clone()
+        self.finish([name])
+        return tensor
 
     def linear(self, spec: LinearSpec, quantization: str) -> PackedLinear:
         """Return a linear layer in a weight format."""
@@ -127,15 +137,19 @@ class WeightLoader:
         )
 
     def _pack(self, spec: LinearSpec, quantization: str) -> PackedLinear:
-        names = [f"{stored.name}.weight" for stored in spec.stored]
-        pieces = [piece for name in names for piece in self.source.pieces(name, self.dtype)]
         bias = paddle.concat([self.read(f"{stored.name}.bias") for stored in spec.stored]) if spec.has_bias else None
-        packed = pack_linear(pieces, bias, quantization, is_gated=spec.kind == "gate_up")
-        self.advance(names)
+        packed = pack_linear(self.pieces(spec), bias, quantization, is_gated=spec.kind == "gate_up")
+        self.finish(spec.weight_names)
         return packed
 
-    def advance(self, names: list[str]) -> None:
-        """Report that these tensors have been read."""
+    def pieces(self, spec: LinearSpec) -> list[WeightPiece]:
+        """Return a linear layer's weight in the model's dtype, as pieces in order; `finish` follows."""
+        return [piece for name in spec.weight_names for piece in self.source.pieces(name, self.dtype)]
+
+    def finish(self, names: list[str]) -> None:
+        """Give back the memory of tensors that have been packed, and report the progress."""
+        for name in names:
+            self.source.release(name)
         self._num_done += sum(prod(self._shapes[name]) for name in names)
         if self._on_progress is not None:
             self._on_progress("loading weights", self._num_done / self._num_total)

@@ -21,11 +21,13 @@ from fastdeploy.config.packed_checkpoint import HEADER_FILE
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import is_finite
 from fastdeploy.ops.linear import WeightPiece
+from fastdeploy.ops.registry import selected_backend
 
 _READABLE_DTYPES = ("BF16", "F16", "F32", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
 _DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 _NAMES_SHOWN = 24
 _NAME_LENGTH = 120  # characters of a name that are shown
+ROUTER_WEIGHT, ROUTER_BIAS = "mlp.gate.weight", "e_score_correction_bias"  # how the names of these tensors end
 _INDEX_FILE = "model.safetensors.index.json"
 _FOREIGN_FORMATS = {
     "*.gguf": "GGUF",
@@ -54,6 +56,9 @@ class WeightSource(Protocol):
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return a linear layer's weight, converted to this dtype, as pieces in order."""
+
+    def release(self, name: str) -> None:
+        """Give back the memory of a tensor, which is not read again."""
 
 
 class SafetensorsSource:
@@ -105,6 +110,10 @@ class SafetensorsSource:
         """Return the whole matrix, without a copy if the file holds this dtype."""
         return whole_matrix(self.read(name).astype(dtype))
 
+    def release(self, name: str) -> None:
+        """Give back the pages of the mapped file, which count as memory of the process while they are mapped."""
+        selected_backend().release_pages(self._tensors.pop(name))
+
     def _open(self, path: Path) -> None:
         try:
             file = safe_open(path, framework="paddle")
@@ -141,13 +150,18 @@ class DummySource:
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        """Return float32 values: matrices that preserve magnitudes, norms near 1, biases near 0."""
+        """Return float32 values: matrices that preserve magnitudes, norms near 1, biases near 0.
+
+        Rows spread over the experts of a router: logits have a standard deviation of 2, and its bias is small.
+        """
         shape = self._shapes[name]
         generator = np.random.default_rng([self._seed, crc32(name.encode())])
         values = generator.random(shape, np.float32)
         values -= 0.5
-        if len(shape) > 1:
-            values *= np.float32((12.0 / shape[-1]) ** 0.5)
+        if name.endswith(ROUTER_BIAS):
+            values *= np.float32(0.02)
+        elif len(shape) > 1:
+            values *= np.float32((12.0 / shape[-1]) ** 0.5 * (2.0 if name.endswith(ROUTER_WEIGHT) else 1.0))
         else:
             values *= np.float32(0.2)
             values += np.float32("norm" in name)
@@ -156,6 +170,9 @@ class DummySource:
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the values of `read` as one piece."""
         return whole_matrix(self.read(name).astype(dtype))
+
+    def release(self, name: str) -> None:
+        """Do nothing: the values are not kept."""
 
 
 def digest_weight_files(directory: Path) -> str:

@@ -150,24 +150,24 @@ def check_quantization(config: ModelConfig, quantization: QuantizationConfig) ->
 
 def _tied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Tensor | PackedLinear, PackedLinear]:
     """Return embedding and head, which share their memory unless the head is quantized."""
-    if loader.quantization.head != NO_QUANTIZATION:
-        table = loader.copy(names.embedding)
-        return table, _pack_tied_head(loader, names.embedding, config)
-    head = _pack_tied_head(loader, names.embedding, config)
-    loader.advance([names.embedding])
-    return head, head
+    name, quantization = names.embedding, loader.quantization.head
+    is_shared = quantization == NO_QUANTIZATION
 
+    def pack() -> PackedLinear:
+        packed = pack_linear(loader.source.pieces(name, loader.dtype), None, quantization)
+        if is_shared:
+            loader.finish([name])
+        return packed
 
-def _pack_tied_head(loader: WeightLoader, name: str, config: ModelConfig) -> PackedLinear:
-    quantization = loader.quantization.head
-    return loader.store.keep(
+    head = loader.store.keep(
         f"{name}.head",
-        lambda: pack_linear(loader.source.pieces(name, loader.dtype), None, quantization),
+        pack,
         in_features=config.hidden_size,
         out_features=config.vocab_size,
         quantization=quantization,
         dtype=loader.dtype,
     )
+    return head if is_shared else loader.copy(name), head
 
 
 def _untied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Tensor, PackedLinear]:

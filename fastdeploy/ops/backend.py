@@ -143,6 +143,9 @@ class Backend(ABC):
         """Return a tensor of the host on the device."""
         return tensor
 
+    def release_pages(self, tensor: Tensor) -> None:  # noqa: B027  # only saves memory
+        """Give back the host's memory of a tensor in a mapped file; when it is used again, it is read again."""
+
     def make_mirror(self, shape: tuple[int, ...], dtype: DTypeLike) -> Mirror | None:
         """Return memory of the host and the device for a HostBuffer; None if they share their memory."""
         return None

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import paddle
 
+from fastdeploy.config.experts_config import RouterRule
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, WeightPiece, check_pieces
+from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, WeightPiece
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.reference import experts as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
@@ -28,37 +29,6 @@ from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
 SCORINGS = ("softmax", "sigmoid")  # the order of Scoring in custom_ops/cpu_ops/experts.h
 GROUP_SCORES = ("largest", "two_largest")
 NORMALISATIONS = ("none", "clamp", "add")
-MAX_EXPERTS = 1024
-MAX_EXPERTS_PER_ROW = 32
-
-
-@dataclass(frozen=True)
-class RouterRule:
-    """How a router turns logits into experts and weights.
-
-    Scores are softmax or sigmoid of the logits, in fp32. The correction bias is added to the scores for the choice
-    only. With several groups of neighbouring experts, only the experts of the best groups can be chosen. Of equal
-    scores the lower id is chosen, for experts and for groups. The weights of the chosen experts are their scores,
-    normalised and scaled.
-
-    Attributes:
-        num_chosen: experts per row.
-        scoring: one of SCORINGS.
-        num_groups, num_kept_groups: groups of experts, and how many of them remain.
-        group_score: the score of a group: its largest score, or the sum of its two largest ones.
-        normalisation: "none"; "clamp": weights / max(their sum, epsilon); "add": weights / (their sum + epsilon).
-        epsilon: of the normalisation.
-        scale: factor of the weights after normalisation.
-    """
-
-    num_chosen: int
-    scoring: Literal["softmax", "sigmoid"]
-    num_groups: int = 1
-    num_kept_groups: int = 1
-    group_score: Literal["largest", "two_largest"] = "largest"
-    normalisation: Literal["none", "clamp", "add"] = "none"
-    epsilon: float = 0.0
-    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -194,15 +164,13 @@ def pack_experts(
     """Pack the weights of one projection of all experts.
 
     Args:
-        weights: for each expert the pieces of its weight, as `pack_linear` takes them. They are read in this order, one
-            expert after the other, and need not be kept.
+        weights: for each expert the pieces of its weight, as `pack_linear` takes them. They are read once and in this
+            order, one expert after the other, and need not be kept.
         quantization, is_gated: as `pack_linear` takes them.
 
     Raises:
         ValueError: as `pack_linear`, or experts of different sizes.
     """
-    for pieces in weights:
-        check_pieces(pieces, None, quantization)
     packed: PackedExperts = _PACK_EXPERTS.run(weights, quantization, is_gated)
     return packed
 

@@ -66,6 +66,10 @@ def leaves(value: Any) -> list[Any]:
         ("llama_untied_bias", "w4a8", "bfloat16"),
         ("paddlenlp_qwen2_fused", "wint8", "bfloat16"),
         ("qwen3", "wint4", "bfloat16"),
+        ("ernie4_5_moe", "wint4", "bfloat16"),
+        ("ernie4_5_moe_paddle", "none", "float32"),
+        ("qwen3_moe", "w8a8", "bfloat16"),
+        ("glm4_moe_air", "none", "bfloat16"),
     ],
 )
 def test_a_packed_model_has_the_bits_of_one_packed_at_the_start(

@@ -14,7 +14,7 @@ from fastdeploy.models.loader import load_model
 from tests.models.model_driver import GOLDEN, GOLDEN_NAMES, Driver, Logits, load_golden
 
 NUM_TOKENS = 60
-NAMES = ["ernie4_5", "llama_untied_bias", "qwen2", "qwen3"]
+NAMES = ["ernie4_5", "llama_untied_bias", "qwen2", "qwen3", "ernie4_5_moe", "glm4_moe", "qwen3_moe"]
 
 
 def tokens_of(seed: int, count: int = NUM_TOKENS) -> list[int]:

@@ -28,8 +28,12 @@ def pack_experts(
 ) -> PackedExperts:
     """As fastdeploy.ops.experts.pack_experts; the data is [num_experts, out, in]."""
     from fastdeploy.ops.experts import PackedExperts
+    from fastdeploy.ops.linear import check_pieces
 
-    packed = [pack_linear(weight, None, quantization, is_gated) for weight in weights]
+    packed = []
+    for pieces in weights:
+        check_pieces(pieces, None, quantization)
+        packed.append(pack_linear(pieces, None, quantization, is_gated))
     first = packed[0]
     data = paddle.stack([one.data for one in packed])
     return PackedExperts(data, len(packed), first.in_features, first.out_features, first.dtype, quantization, is_gated)

@@ -21,7 +21,7 @@ from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import MTPLayer, load_mtp_layers, num_mtp_layers
-from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.registry import check_device, find_architecture
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.draft_model_runner import DraftModelRunner
@@ -94,7 +94,7 @@ def find_drafting_model(
             path, dtype=config.dtype, generation_config="none", kv_cache_dtype=config.cache.dtype
         )
         find_architecture(draft)
-        selected_backend().check_model(draft)
+        check_device(draft)
         _check_context(draft, max_model_len)
         _check_vocabulary(draft, target, tokenizer, vocab_limit)
     return DraftingModelConfig("draft_model", draft, path, draft.num_layers, 0, config.cache.block_size)

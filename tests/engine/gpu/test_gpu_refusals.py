@@ -32,12 +32,23 @@ for line in sys.stdin:
 """
 DRAFT = "path of a draft model"  # in the flags of a case
 DRAFTS = {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 2}
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
 CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # (config.json, flags, message)
     ({}, {"dtype": "float32"}, "dtype: float32 is not available on a GPU; take bfloat16"),
     ({"head_dim": 32}, {}, "head_dim: expected 64, 128, 256 on a GPU, got 32"),
     ({"hidden_size": 60}, {}, "hidden_size: expected a multiple of 8 on a GPU, got 60"),
     ({"intermediate_size": 124}, {}, "intermediate_size: expected a multiple of 8 on a GPU, got 124"),
     ({"vocab_size": 262145}, {}, "vocab_size: expected at most 262144 on a GPU, got 262145"),
+    (
+        EXPERTS,
+        {},
+        "architectures: Qwen3MoeForCausalLM needs route, experts_up, experts_down, which gpu does not have yet",
+    ),
     ({}, {"max_num_seqs": 2049}, "max_num_seqs: expected at most 2048 on this device, got 2049"),
     ({}, {"speculative_config": DRAFTS}, "speculative_config.model: head_dim: expected 64, 128, 256 on a GPU, got 96"),
 ]

@@ -22,6 +22,7 @@ from fastdeploy.ops.backends.cpu import (
     gather,
     library,
     linear,
+    memory,
     norm,
     sampling,
     verify,
@@ -93,6 +94,10 @@ class CpuBackend(Backend):
     def map_file(self, path: Path, num_bytes: int) -> MappedFile:
         """Map a file, as `Backend.map_file` says."""
         return MappedFile(path, num_bytes)
+
+    def release_pages(self, tensor: Tensor) -> None:
+        """Give back the pages of a mapped file."""
+        memory.release_pages(tensor)
 
     def free_memory_bytes(self) -> int:
         """Return the host memory that is still available to this process."""

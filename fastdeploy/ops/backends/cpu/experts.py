@@ -20,7 +20,7 @@ from fastdeploy.ops.experts import (
     RouterRule,
     SharedExpert,
 )
-from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, WeightPiece, dtype_name, shape_of
+from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, WeightPiece, check_pieces, dtype_name, shape_of
 
 
 def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
@@ -38,15 +38,19 @@ def pack_experts(
     weights: Sequence[Sequence[WeightPiece]], quantization: str = NO_QUANTIZATION, is_gated: bool = False
 ) -> PackedExperts:
     """Pack each expert as `pack_linear` does, one after the other in one allocation."""
-    n, k, dtype = shape_of(weights[0], is_gated)
-    size = num_packed_elements(n, k, quantization, is_gated)
-    packed = allocate_streamed([len(weights) * size], dtype if quantization == NO_QUANTIZATION else "uint8")
-    for index, pieces in enumerate(weights):
-        if shape_of(pieces, is_gated) != (n, k, dtype):
-            raise ValueError(
-                f"pack_experts: weights: expected experts of {(n, k, dtype)}, got {shape_of(pieces, is_gated)}"
-            )
+    packed: paddle.Tensor | None = None
+    for index, pieces in enumerate(weights):  # each is read once
+        check_pieces(pieces, None, quantization)
+        shape = shape_of(pieces, is_gated)
+        if packed is None:
+            (n, k, dtype), first = shape, shape
+            size = num_packed_elements(n, k, quantization, is_gated)
+            packed = allocate_streamed([len(weights) * size], dtype if quantization == NO_QUANTIZATION else "uint8")
+        if shape != first:
+            raise ValueError(f"pack_experts: weights: expected experts of {first}, got {shape}")
         pack_into(packed[index * size : (index + 1) * size], pieces, quantization, is_gated)
+    if packed is None:
+        raise ValueError("pack_experts: weights: expected at least one expert")
     return PackedExperts(packed, len(weights), k, n, dtype, quantization, is_gated)
 
 

@@ -7,13 +7,14 @@ in slabs, because allocating memory from the system costs as much as packing a m
 
 import ctypes
 import math
+import mmap
 
 import paddle
 
 _HUGE_PAGE = 1 << 21  # bytes; x86-64 and arm64 with 4 KiB base pages
 _SLAB = 1 << 27  # bytes of a slab; tensors of a quarter of it or more are allocated separately
 _LINE = 64  # bytes; every tensor is aligned to a cache line
-_MADV_HUGEPAGE = 14
+_MADV_HUGEPAGE, _MADV_DONTNEED = 14, 4
 
 _itemsize = {"uint8": 1, "int8": 1, "bfloat16": 2, "float32": 4}
 _slabs: dict[str, tuple[paddle.Tensor, int]] = {}  # by dtype: the current slab and its first free element
@@ -35,6 +36,18 @@ def allocate_streamed(shape: list[int], dtype: str) -> paddle.Tensor:
         slab, first = _allocate(_SLAB // item, dtype)
     _slabs[dtype] = (slab, first + -(-count * item // _LINE) * _LINE // item)
     return slab[first : first + count].reshape(shape)
+
+
+def release_pages(tensor: paddle.Tensor) -> None:
+    """Give back the pages that lie wholly in a tensor of a mapped file; when they are used again, they are read again.
+
+    Until then they count as memory of the process, as if it held a second copy of the weights that it has packed.
+    """
+    begin, page = tensor.data_ptr(), mmap.PAGESIZE
+    first = -(-begin // page) * page
+    size = (begin + int(tensor.size) * int(tensor.element_size())) // page * page - first
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_DONTNEED)
 
 
 def _allocate(count: int, dtype: str) -> tuple[paddle.Tensor, int]:
