@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from paddle import Tensor
+from safetensors.paddle import load_file, save_file
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
@@ -26,8 +27,11 @@ from fastdeploy.models import mtp
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import collect_mtp_weights
+from fastdeploy.models.mtp_forms import deepseek_form, ernie_form
 from fastdeploy.models.packed_store import PackedWriter
 from fastdeploy.models.packing import pack_checkpoint
+from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.weight_source import DummySource
 from fastdeploy.ops.backends.cpu.backend import BACKEND
 from fastdeploy.ops.backends.gpu.backend import GpuBackend
 from tests.models.model_driver import GOLDEN, MAX_MODEL_LEN, MAX_ROWS, Driver, load_golden
@@ -37,7 +41,9 @@ from tests.models.test_row_independence import assert_same_bits, tokens_of
 EIGHT_BITS = QuantizationConfig.from_value("wint8")
 
 
-def pack(source: Path, folder: Path, quantization: str = "wint8", dtype: str = "bfloat16") -> PackedHeader:
+def pack(
+    source: Path, folder: Path, quantization: str | dict[str, str] = "wint8", dtype: str = "bfloat16"
+) -> PackedHeader:
     formats = QuantizationConfig.from_value(quantization)
     return pack_checkpoint(ModelConfig.from_pretrained(source, dtype=dtype), folder, formats)
 
@@ -66,6 +72,11 @@ def leaves(value: Any) -> list[Any]:
         ("llama_untied_bias", "w4a8", "bfloat16"),
         ("paddlenlp_qwen2_fused", "wint8", "bfloat16"),
         ("qwen3", "wint4", "bfloat16"),
+        ("qwen3_moe", "none", "float32"),
+        ("glm4_moe", "w8a8", "bfloat16"),
+        ("glm4_moe_air", "none", "bfloat16"),
+        ("ernie4_5_moe", "wint4", "bfloat16"),
+        ("ernie4_5_moe_paddle", "w4a8", "bfloat16"),
         ("ernie4_5_moe", "wint4", "bfloat16"),
         ("ernie4_5_moe_paddle", "none", "float32"),
         ("qwen3_moe", "w8a8", "bfloat16"),
@@ -80,6 +91,34 @@ def test_a_packed_model_has_the_bits_of_one_packed_at_the_start(
     packed, plain = load(tmp_path / "packed"), load_golden(name, dtype, quantization)  # type: ignore[arg-type]
     assert_same_bits(Driver(packed).run_alone(tokens_of(3)), Driver(plain).run_alone(tokens_of(3)))
     assert packed.num_weight_bytes == plain.num_weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ("wint4", {"attention": "wint8", "mlp": "wint8", "experts": "wint4", "head": "wint8"}),
+        (dict.fromkeys(("attention", "mlp", "experts", "head"), "w4a8"), None),
+        ({"experts": "wint8"}, {"attention": "none", "mlp": "none", "experts": "wint8", "head": "none"}),
+    ],
+)
+def test_each_part_of_a_model_with_experts_has_its_format_and_gates_have_none(
+    tmp_path: Path, quantization: str | dict[str, str], expected: dict[str, str] | None
+) -> None:
+    header = pack(GOLDEN / "ernie4_5_moe", tmp_path / "packed", quantization)
+    parts = {
+        "attention": r"self_attn\.",
+        "mlp": r"(shared_experts\.|mlp\.)(gate_proj|down_proj)",
+        "experts": r"mlp\.experts\.",
+        "head": "head",
+    }
+    found = {
+        part: {entry.fields["quantization"] for name, entry in header.entries.items() if re.search(pattern, name)}
+        for part, pattern in parts.items()
+    }
+    assert found == {part: {format} for part, format in (expected or quantization).items()}  # type: ignore[union-attr]
+    plain = [name for name, entry in header.entries.items() if entry.kind == "Tensor"]
+    assert sum(name.endswith("gate.weight") for name in plain) > 0
+    assert not [name for name, entry in header.entries.items() if "gate.weight" in name and entry.kind != "Tensor"]
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +160,9 @@ def test_the_fingerprint_is_that_of_the_model_that_was_packed(packed: Path) -> N
     assert make_fingerprint(EngineConfig(model="packed"), mapped) == expected
 
 
-@pytest.mark.parametrize("form", ["ernie", "deepseek"])
-def test_layers_for_multi_token_prediction_are_packed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[list[mtp.MTPWeights]]:
+    """Return a list that gets the weights of all layers for multi-token prediction that are loaded."""
     loaded: list[list[mtp.MTPWeights]] = []
 
     def collect(*arguments: Any) -> list[mtp.MTPWeights]:
@@ -132,6 +170,33 @@ def test_layers_for_multi_token_prediction_are_packed_too(
         return loaded[-1]
 
     monkeypatch.setattr(mtp, "collect_mtp_weights", collect)
+    return loaded
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "ernie4_5_moe"])
+def test_layers_of_models_with_experts_are_packed_too(
+    tmp_path: Path, loaded: list[list[mtp.MTPWeights]], name: str
+) -> None:
+    shutil.copytree(GOLDEN / name, tmp_path / "plain")
+    config = ModelConfig.from_pretrained(tmp_path / "plain", dtype="bfloat16")
+    architecture = find_architecture(config)
+    form = ernie_form(config, architecture, 0, "normed")
+    if name == "glm4_moe":
+        form = deepseek_form(config, architecture, config.num_layers, [])
+    source = DummySource(form.shapes(config), seed=0)
+    tensors = {key: source.read(key).astype("bfloat16") for key in source.shapes}
+    file = tmp_path / "plain" / "model.safetensors"
+    save_file(load_file(file) | tensors, file, {"format": "pt"})
+    formats = pack(tmp_path / "plain", tmp_path / "packed", "wint4").mtp_quantization
+    for target in (load(tmp_path / "packed"), load(tmp_path / "plain", QuantizationConfig.from_value("wint4"))):
+        mtp.load_mtp_layers(target, None, "default_v1", formats)
+    assert leaves(tuple(loaded[0])) == leaves(tuple(loaded[1]))
+
+
+@pytest.mark.parametrize("form", ["ernie", "deepseek"])
+def test_layers_for_multi_token_prediction_are_packed_too(
+    tmp_path: Path, loaded: list[list[mtp.MTPWeights]], form: str
+) -> None:
     config = ModelConfig.from_pretrained(DEMO, dtype="float32")
     layers = [DefinedLayer(form, config, seed=2 + index, index=index).weights for index in range(2)]
     write_checkpoint(tmp_path / "plain", layers[0] | layers[1])
@@ -212,6 +277,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "another size": (
         lambda folder: edit_config(folder, intermediate_size=96),
         r"mlp.gate_proj\+up_proj has out_features \d+, config.json implies 96",
+    ),
+    "another number of experts": (
+        lambda folder: (shutil.rmtree(folder), pack(GOLDEN / "qwen3_moe", folder), edit_config(folder, num_experts=4)),
+        r"mlp.experts.gate_up has num_experts \d+, config.json implies 4",
     ),
     "another layer": (
         lambda folder: edit_config(folder, num_hidden_layers=9),
