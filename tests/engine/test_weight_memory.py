@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy.config import machine
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.model_config import ModelConfig, parse_model_config
 from fastdeploy.config.packed_checkpoint import PackedHeader
 from fastdeploy.config.quantization import FORMATS, UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
@@ -24,6 +24,36 @@ from fastdeploy.ops.registry import select_backend
 
 DEMO = ModelConfig.from_pretrained(resolve_model_path("demo"))
 MEBIBYTE = 1 << 20
+QWEN3_30B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "dtype": "bfloat16",
+}
+SMALL_GLM = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 512,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "n_shared_experts": 1,
+    "dtype": "bfloat16",
+}
 LARGE = replace(
     DEMO,
     path="large",
@@ -58,6 +88,37 @@ def test_bytes_are_those_of_the_loaded_weights(format: str | dict[str, str], is_
     sizes = weight_bytes(config, quantization)
     assert sum(sizes.values()) == model.num_weight_bytes + norm_bytes
     assert set(sizes) == {"mlp", "attention", "head", "other"} and sizes["mlp"] > sizes["attention"] > sizes["head"]
+
+
+@pytest.mark.parametrize("format", ["none", "wint8", "wint4", {"attention": "wint4", "experts": "w8a8"}])
+def test_bytes_of_experts_are_those_of_the_loaded_ones(format: str | dict[str, str]) -> None:
+    select_backend("cpu")
+    quantization, config = QuantizationConfig.from_value(format), parse_model_config(SMALL_GLM, {})
+    model = load_model(config, max_rows=16, max_model_len=64, load_choices="dummy", quantization=quantization)
+    shapes = expected_shapes(config, find_architecture(config)).values()
+    vector_bytes = sum(2 * shape[0] for shape in shapes if len(shape) == 1)
+    gate_bytes = 2 * 2 * 16 * 256  # of two layers; they are counted as bfloat16, and generated as float32
+    sizes = weight_bytes(config, quantization)
+    assert sum(sizes.values()) == model.num_weight_bytes + vector_bytes - gate_bytes
+    num_outputs, num_bytes = 2 * 16 * 3 * 256, {"none": 2 * 256, "wint4": 256 // 2 + 2 * 2}
+    assert sizes["experts"] == num_outputs * num_bytes.get(str(format), 256 + 4)
+
+
+def test_refusal_of_a_model_with_experts_names_their_bytes_and_four_bits_for_all_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = replace(parse_model_config(QWEN3_30B, {}), path="qwen3")
+    free(monkeypatch, 16 * 2**30)
+    four_bits = '--quantization \'{"attention": "wint4", "mlp": "wint4", "experts": "wint4", "head": "wint8"}\''
+    assert refusal(config) == (
+        "model: qwen3: the weights take 56.87 GiB, and 16.00 GiB are free: --quantization wint4 fits ("
+        "bfloat16: 56.87 GiB = experts 54.00, attention 1.69, head 0.58, other 0.60; "
+        "--quantization wint8: 28.82 GiB = experts 27.08, attention 0.85, head 0.29, other 0.60; "
+        "--quantization wint4: 15.66 GiB = experts 13.92, attention 0.85, head 0.29, other 0.60; "
+        f"{four_bits}: 15.25 GiB = experts 13.92, attention 0.44, head 0.29, other 0.60)"
+    )
+    free(monkeypatch, 15.5 * 2**30)
+    assert f"{four_bits} fits (" in refusal(config)
 
 
 def test_refusal_names_the_bytes_of_each_format_and_the_first_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
