@@ -9,13 +9,14 @@ import pytest
 
 from fastdeploy.ops.backends.cpu.backend import BACKEND
 from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.experts import PackedExperts, pack_experts, pack_gate
 from fastdeploy.ops.linear import QUANTIZATIONS, PackedLinear, WeightPiece, pack_linear
 
 FORMATS = [("float32", "none"), ("bfloat16", "none"), *(("bfloat16", kind) for kind in QUANTIZATIONS)]
 SIZES = [(1, 1), (16, 64), (37, 33), (96, 70), (530, 35)]
 
 
-def bits(packed: PackedLinear) -> np.ndarray:
+def bits(packed: PackedLinear | PackedExperts) -> np.ndarray:
     """Return the packed elements; a view of another dtype would read the wrong part of a sliced Paddle tensor."""
     return (packed.data if packed.quantization != "none" else packed.data.astype("float32")).numpy()
 
@@ -63,7 +64,9 @@ def test_packed_files_fit_the_layout_that_the_backend_names() -> None:
     """Whoever changes how weights are packed changes CpuBackend.weight_layout and the digests."""
     digest = blake2b(digest_size=8)
     for dtype, quantization in FORMATS:
+        digest.update(pack_gate(random_rows(9, 300, dtype, 5)).astype("float32").numpy().tobytes())
         for is_gated in (False, True):
-            packed = pack_linear(random_rows(600, 300, dtype, 6), None, quantization, is_gated)
-            digest.update(bits(packed).tobytes())
-    assert (BACKEND.weight_layout, digest.hexdigest()) == ("panels16-1", "e5dfe75aae102e86")
+            digest.update(bits(pack_linear(random_rows(600, 300, dtype, 6), None, quantization, is_gated)).tobytes())
+            experts = [[WeightPiece(random_rows(60, 300, dtype, seed), 0, 60)] for seed in range(3)]
+            digest.update(bits(pack_experts(experts, quantization, is_gated)).tobytes())
+    assert (BACKEND.weight_layout, digest.hexdigest()) == ("panels16-1", "2c26b88aa4d2dd16")

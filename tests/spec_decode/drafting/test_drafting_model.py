@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
@@ -20,6 +22,7 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.models.packing import pack_checkpoint
 from tests.exactness.requests import run_all
 
 DRAFT = Path(resolve_model_path("demo/draft"))
@@ -123,6 +126,20 @@ def test_quantization_of_the_draft_model_makes_it_smaller_than_the_default() -> 
     sizes = [d["speculation"]["draft_model"]["weights_bytes"] for d in (plain, small)]
     assert sizes[1] < sizes[0]
     assert plain["weights_bytes"] == small["weights_bytes"]
+
+
+def test_a_packed_draft_model_has_its_own_formats(tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    pack_checkpoint(ModelConfig.from_pretrained(DRAFT), folder, QuantizationConfig.from_value("wint4"))
+    small, packed = (
+        engine({"model": model, **formats}).describe()["speculation"]["draft_model"]
+        for model, formats in (("demo/draft", {"quantization": "wint4"}), (str(folder), {}))
+    )
+    assert packed["weights_bytes"] == small["weights_bytes"]
+    with pytest.raises(ConfigError, match=r"speculative_config.quantization: .*packed is packed to .*, got wint8"):
+        engine({"model": str(folder), "quantization": "wint8"})
+    with pytest.raises(ConfigError, match=r"speculative_config.quantization.experts: the model has no experts"):
+        engine({"model": "demo/draft", "quantization": {"experts": "wint8"}})
 
 
 def test_draft_model_with_dummy_weights_drafts(tmp_path: Path) -> None:
