@@ -56,6 +56,7 @@ class Architecture:
         paddle_prefix: prefix of tensor names in Paddle checkpoints, where others have `model`.
         has_grouped_qkv: a fused qkv in a Paddle checkpoint holds the queries, key and value of one key head after the
             other. Otherwise it holds all queries, all keys, then all values, as ERNIE has it with grouped queries.
+        has_nextn_layers: layers for multi-token prediction follow those of the decoder, in DeepSeek-V3's form.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Architecture:
     has_grouped_qkv: bool = True
     correction_bias: str = ""
     correction_bias_ndim: int = 1
+    has_nextn_layers: bool = False
 
     def layer(self, config: ModelConfig, index: int) -> LayerParts:
         """Return the tensors of one layer of the decoder."""

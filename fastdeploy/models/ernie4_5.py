@@ -14,11 +14,9 @@ def _traits(config: ModelConfig) -> DecoderTraits:
     return DecoderTraits(qkv_bias=bias, output_bias=bias, mlp_bias=bias, interleaved_rotary=True)
 
 
-# Layers for multi-token prediction are in the same files but belong to drafting, not to the decoder.
 ERNIE4_5 = Architecture(
     "Ernie4_5ForCausalLM",
     _traits,
-    ignorable=("rotary_emb.inv_freq", "mtp_"),
     paddle_prefix="ernie",
     has_grouped_qkv=False,
 )

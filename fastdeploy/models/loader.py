@@ -12,6 +12,7 @@ from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.decoder import CausalLM
+from fastdeploy.models.mtp_source import mtp_tensor_names
 from fastdeploy.models.packed_store import NoTensors, PackedReader, Progress
 from fastdeploy.models.paddle_layout import PaddleSource, find_layout
 from fastdeploy.models.registry import find_architecture
@@ -122,6 +123,7 @@ def open_source(
 def _open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[WeightSource, str]:
     """Return the checkpoint's tensors in torch layout, and how the layout of the files was determined."""
     source = SafetensorsSource(Path(config.path))
+    source.leave_out(mtp_tensor_names(source, config, architecture))
     if read_env().is_torch_forced:
         return source, "FD_FOR_TORCH_MODEL_FORMAT=1"
     layout, reason = find_layout(source, config, architecture)

@@ -8,9 +8,8 @@ masked for all other rows.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import paddle
@@ -25,17 +24,17 @@ from fastdeploy.layers.embedding import Embedding
 from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.norm import RMSNorm
-from fastdeploy.models.architecture import Architecture, nextn_layers
+from fastdeploy.models.architecture import nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.loader import load_head, packed_loader
-from fastdeploy.models.mtp_forms import FIELD, MTPForm, check_hidden_state, ernie_form, ernie_layers, find_forms
-from fastdeploy.models.paddle_layout import StoredSource, name_prefix, stored_fused, stored_whole
+from fastdeploy.models.mtp_forms import FIELD, MTPForm, check_hidden_state, ernie_layers, find_forms, usual_form
+from fastdeploy.models.mtp_source import MTPSource
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource
-from fastdeploy.models.weights import check_quantization, check_shapes, expected_shapes
+from fastdeploy.models.weights import check_quantization
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
 from fastdeploy.ops.norm import NormParams
@@ -173,7 +172,7 @@ def load_mtp_layers(
     architecture = find_architecture(config)
     with selected_backend().on_host():
         if load_choices == "dummy":
-            forms = [ernie_form(config, architecture, 0, hidden_state)]
+            forms = [usual_form(config, architecture, hidden_state)]
             source = DummySource(forms[0].shapes(config), seed=0)
             loader = WeightLoader(config.dtype, source, source.shapes, None, quantization)
         elif config.packed is not None and path in (None, config.path):
@@ -272,58 +271,3 @@ def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm, shared_head:
         final_norm=loader.copy(form.final_norm) if form.final_norm else None,
         head=loader.linear(head, loader.quantization.head) if form.head else shared_head,
     )
-
-
-class MTPSource(StoredSource):
-    """Tensors of MTP layers by their names and shapes in torch layout, wherever the files store them.
-
-    The projection is not square, so its shape shows whether linear layers are stored as [out, in] or, in Paddle layout,
-    as [in, out], where some may be fused.
-    """
-
-    def __init__(
-        self, folder: Path, config: ModelConfig, architecture: Architecture, hidden_state: str = "normed"
-    ) -> None:
-        """Open the files and compare names and shapes.
-
-        Raises:
-            ConfigError: there is no layer, tensors are missing, unexpected or of a wrong shape, or the layers do not
-                read `hidden_state`.
-        """
-        files = SafetensorsSource(folder)
-        prefix = name_prefix(files, architecture)
-        names = {re.sub(f"^{prefix}\\.", "model.", name): name for name in files.shapes}
-        self.forms = find_forms(names, config, architecture, hidden_state)
-        if not self.forms:
-            raise ConfigError(
-                FIELD, f"{folder} contains no layer for multi-token prediction (*{ERNIE_MARK}*, *.eh_proj)"
-            )
-        shapes = Shapes()
-        for form in self.forms:
-            shapes.update(form.shapes(config))
-        projection = names.get(f"{self.forms[0].projection}.weight", "")
-        is_paddle = files.shapes.get(projection) == (2 * config.hidden_size, config.hidden_size)
-        whole = {form.embedding for form in self.forms} if is_paddle else shapes
-        stored = dict(stored_whole(shapes, prefix, whole))
-        if is_paddle:
-            blocks = [form.block for form in self.forms]
-            stored.update(stored_fused(files, config, architecture, prefix, blocks))
-        super().__init__(files, shapes, stored)
-        strict = replace(architecture, ignorable=("rotary_emb.inv_freq",))
-        found = self._of_layers(names, expected_shapes(config, architecture), files.shapes)
-        layout = "Paddle layout" if is_paddle else "torch layout"
-        check_shapes(found, self.stored_shapes, replace(config, path=str(folder)), strict, layout)
-
-    def _of_layers(self, names: Mapping[str, str], of_target: Shapes, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
-        """Return the files' tensors without those of the target."""
-        pattern = "|".join(form.name_pattern for form in self.forms)
-        return {
-            stored: shapes[stored]
-            for name, stored in names.items()
-            if re.search(pattern, name) or (name not in of_target and not _is_of_decoder(name))
-        }
-
-
-def _is_of_decoder(name: str) -> bool:
-    """Return whether the tensor belongs to the decoder, fused or not, and is checked when the target is loaded."""
-    return name.startswith(("model.layers.", "lm_head."))

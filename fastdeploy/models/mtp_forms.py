@@ -97,7 +97,7 @@ def deepseek_form(config: ModelConfig, architecture: Architecture, index: int, n
         emb_norm=f"{prefix}enorm.weight",
         hidden_norm=f"{prefix}hnorm.weight",
         projection=f"{prefix}eh_proj",
-        block=architecture.block(config, prefix),
+        block=architecture.block(config, prefix, is_sparse=config.experts is not None),
         has_bias=False,
         reads_normed=True,
         name_pattern=re.escape(prefix),
@@ -105,6 +105,19 @@ def deepseek_form(config: ModelConfig, architecture: Architecture, index: int, n
         final_norm=f"{prefix}shared_head.norm.weight",
         head=head if f"{head}.weight" in names else "",
     )
+
+
+def usual_form(config: ModelConfig, architecture: Architecture, hidden_state: str) -> MTPForm:
+    """Return the form of the first layer that releases of this architecture have, for weights without files.
+
+    Raises:
+        ConfigError: the layer does not read `hidden_state`.
+    """
+    if not architecture.has_nextn_layers:
+        return ernie_form(config, architecture, 0, hidden_state)
+    prefix = f"model.layers.{config.num_layers}."
+    names = [f"{prefix}{name}.weight" for name in ("eh_proj", "embed_tokens", "shared_head.head")]
+    return find_forms(names, config, architecture, hidden_state)[0]
 
 
 def find_forms(
@@ -123,7 +136,8 @@ def find_forms(
         return [
             ernie_form(config, architecture, index, hidden_state) for index in range(max(1, len(ernie_layers(names))))
         ]
-    return [deepseek_form(config, architecture, index, names) for index in nextn_layers(names)]
+    indices = (index for index in nextn_layers(names) if index >= config.num_layers)
+    return [deepseek_form(config, architecture, index, names) for index in indices]
 
 
 def check_hidden_state(names: Collection[str], hidden_state: str) -> None:

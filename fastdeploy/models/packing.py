@@ -16,7 +16,8 @@ from fastdeploy.config.packed_checkpoint import DATA_FILE, HEADER_FILE, PackedHe
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.loader import open_source
-from fastdeploy.models.mtp import MTPSource, collect_mtp_weights, num_mtp_layers
+from fastdeploy.models.mtp import collect_mtp_weights, num_mtp_layers
+from fastdeploy.models.mtp_source import MTPSource
 from fastdeploy.models.packed_store import PackedWriter, Progress
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_loader import WeightLoader

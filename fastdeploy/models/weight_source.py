@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
@@ -90,8 +90,14 @@ class SafetensorsSource:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every tensor in the files."""
+        """Return the shape of every tensor in the files that is not left out."""
         return self._shapes
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Leave out tensors that belong to another part of the model."""
+        for name in names:
+            self._tensors.pop(name, None)
+            self._shapes.pop(name, None)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor whose memory is the mapped file, in the stored dtype.

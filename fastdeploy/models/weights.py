@@ -11,7 +11,7 @@ from paddle import Tensor
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.models.architecture import Architecture, TensorNames, nextn_layers
+from fastdeploy.models.architecture import Architecture, TensorNames
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.packed_store import PackedStore, Progress
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
@@ -72,7 +72,6 @@ def check_shapes(
     """
     ignorable = architecture.ignorable + ((f"{architecture.names.head}.weight",) if config.tie_word_embeddings else ())
     missing = [name for name in expected if name not in found]
-    ignorable += tuple(f"model.layers.{index}." for index in nextn_layers(found) if index >= config.num_layers)
     unexpected = [name for name in found if name not in expected and not any(part in name for part in ignorable)]
     of_wrong_shape = [
         f"{name} is {list(found[name])}, expected {list(shape)}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -168,14 +169,14 @@ def train(layers: Sequence[DefinedLayer], tokens: Tensor, states: Tensor, num_st
         weight.stop_gradient = True
 
 
-def defined_drafts(layers: list[DefinedLayer], text: list[int], states: Tensor, num_drafts: int) -> list[int]:
-    """Return the drafts after `text` by the definition of the layers: no cache, each from the whole sequence.
+def defined_drafts(layers: list[DefinedLayer], text: list[int], states: Tensor) -> Iterator[int]:
+    """Yield the drafts after `text` by the definition of the layers: no cache, each from the whole sequence.
 
     Args:
         states: [len(text) - 1, hidden], the target's.
     """
     drafts: list[int] = []
-    for draft_pass in range(num_drafts):
+    for draft_pass in count():
         layer = layers[min(draft_pass, len(layers) - 1)]
         if draft_pass < len(layers):
             inputs, first = states, draft_pass + 1
@@ -183,7 +184,7 @@ def defined_drafts(layers: list[DefinedLayer], text: list[int], states: Tensor, 
             inputs = paddle.concat([inputs, states[-1:]])
         states = layer.states(paddle.to_tensor([[*text, *drafts][first:]]), inputs[None])[0]
         drafts.append(int(layer.logits(states[-1:][None]).argmax()))
-    return drafts
+        yield drafts[-1]
 
 
 def replayed_counts(
@@ -200,9 +201,9 @@ def replayed_counts(
         end = num_prompt_tokens + 1
         while end < len(text):
             room = min(num_drafts, len(text) - end - 1)
-            drafts = defined_drafts([layer], text[:end], of_text[: end - 1], room)
-            equal = [a == b for a, b in zip(drafts, text[end:])]
-            num_accepted = (*equal, False).index(False)
+            drafts = defined_drafts([layer], text[:end], of_text[: end - 1])
+            pairs = zip(text[end : end + room], drafts)
+            num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             counts[0, :room] += 1
             counts[1, :num_accepted] += 1
             end += num_accepted + 1

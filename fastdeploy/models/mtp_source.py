@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the tensors of MTP layers in files, wherever these store them and whatever else they contain."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fastdeploy.config.drafting_checkpoint import ERNIE_MARK
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.mtp_forms import FIELD, MTPForm, find_forms
+from fastdeploy.models.paddle_layout import Stored, StoredSource, name_prefix, stored_fused, stored_whole
+from fastdeploy.models.weight_loader import Shapes
+from fastdeploy.models.weight_source import SafetensorsSource, WeightSource
+from fastdeploy.models.weights import check_shapes, expected_shapes
+
+
+@dataclass(frozen=True)
+class StoredLayers:
+    """MTP layers in files.
+
+    Attributes:
+        forms: of the layers; none if the files contain no layer.
+        names: the names of all tensors in the files, by their names in torch layout.
+        shapes: shapes of the layers' tensors in torch layout.
+        stored: name in torch layout -> where the layer's tensor is stored.
+        is_paddle: whether linear layers are stored as [in, out] and may be fused.
+    """
+
+    forms: list[MTPForm]
+    names: dict[str, str]
+    shapes: Shapes
+    stored: dict[str, Stored]
+    is_paddle: bool
+
+    @classmethod
+    def find(
+        cls, source: WeightSource, config: ModelConfig, architecture: Architecture, hidden_state: str = "normed"
+    ) -> StoredLayers:
+        """Find the layers by the names of the files' tensors.
+
+        The projection is not square, so its shape shows how linear layers are stored.
+
+        Raises:
+            ConfigError: the layers do not read `hidden_state`.
+        """
+        prefix = name_prefix(source, architecture)
+        names = {re.sub(f"^{prefix}\\.", "model.", name): name for name in source.shapes}
+        forms = find_forms(names, config, architecture, hidden_state)
+        shapes = Shapes()
+        for form in forms:
+            shapes.update(form.shapes(config))
+        projections = [names.get(f"{form.projection}.weight", "") for form in forms[:1]]
+        is_paddle = [source.shapes.get(name) for name in projections] == [(2 * config.hidden_size, config.hidden_size)]
+        whole = {form.embedding for form in forms} if is_paddle else shapes
+        stored = dict(stored_whole(shapes, prefix, whole))
+        if is_paddle:
+            stored.update(stored_fused(source, config, architecture, prefix, [form.block for form in forms]))
+        return cls(forms, names, shapes, stored, is_paddle)
+
+
+def mtp_tensor_names(source: WeightSource, config: ModelConfig, architecture: Architecture) -> frozenset[str]:
+    """Return the names that MTP layers in these files have there; they are not of the decoder."""
+    return frozenset(place.name for place in StoredLayers.find(source, config, architecture).stored.values())
+
+
+class MTPSource(StoredSource):
+    """Tensors of MTP layers by their names and shapes in torch layout."""
+
+    def __init__(
+        self, folder: Path, config: ModelConfig, architecture: Architecture, hidden_state: str = "normed"
+    ) -> None:
+        """Open the files and compare names and shapes.
+
+        Raises:
+            ConfigError: there is no layer, tensors are missing, unexpected or of a wrong shape, or the layers do not
+                read `hidden_state`.
+        """
+        files = SafetensorsSource(folder)
+        layers = StoredLayers.find(files, config, architecture, hidden_state)
+        self.forms = layers.forms
+        if not self.forms:
+            raise ConfigError(
+                FIELD, f"{folder} contains no layer for multi-token prediction (*{ERNIE_MARK}*, *.eh_proj)"
+            )
+        super().__init__(files, layers.shapes, layers.stored)
+        found = self._without_target(layers, expected_shapes(config, architecture), files)
+        layout = "Paddle layout" if layers.is_paddle else "torch layout"
+        check_shapes(found, self.stored_shapes, replace(config, path=str(folder)), architecture, layout)
+
+    def _without_target(self, layers: StoredLayers, of_target: Shapes, files: SafetensorsSource) -> Shapes:
+        """Return the files' tensors without those of the target."""
+        pattern = "|".join(form.name_pattern for form in layers.forms)
+        return {
+            stored: files.shapes[stored]
+            for name, stored in layers.names.items()
+            if re.search(pattern, name) or (name not in of_target and not _is_of_decoder(name))
+        }
+
+
+def _is_of_decoder(name: str) -> bool:
+    """Return whether the tensor belongs to the decoder, fused or not, and is checked when the target is loaded."""
+    return name.startswith(("model.layers.", "lm_head."))

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write tests/golden/glm4_moe_mtp: a layer for multi-token prediction with experts, for the golden model glm4_moe.
+
+Run in an environment with torch and transformers 5 (neither is needed to run the tests):
+
+    python scripts/make_golden_mtp.py
+
+The layer is trained for one draft on texts of the model, so that drafts are accepted. Its tensors have the names of
+GLM-4.5's files. reference.npz has log-probabilities of transformers' MtpModel in float32: of the first draft after each
+of POSITIONS, and of two further drafts after the last token, each of which reads the state before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from make_golden_checkpoints import GOLDEN, POSITIONS
+from make_golden_experts import MARGIN, is_router, margin
+from safetensors.torch import save_file
+from torch.nn import functional as F
+from transformers import Glm4MoeForCausalLM
+from transformers.modeling_layers import MtpModel
+
+TARGET, NAME = "glm4_moe", "glm4_moe_mtp"
+NUM_TEXTS, TEXT_LEN = 64, 48
+NUM_STEPS = 300
+NUM_DRAFTS = 3
+
+
+def make_layer(target: Glm4MoeForCausalLM, generator: torch.Generator) -> MtpModel:
+    """Return a layer with random weights, whose router chooses decisively."""
+    mtp = MtpModel(target, 1)
+    for name, weight in (*mtp.layers.named_parameters(), *mtp.layers.named_buffers()):
+        noise = torch.randn(weight.shape, generator=generator)
+        if "norm" in name:
+            value = 1.0 + 0.3 * noise
+        elif "e_score_correction_bias" in name:
+            value = 0.2 * torch.rand(weight.shape, generator=generator) - 0.1
+        elif weight.ndim == 1:
+            value = 0.3 * noise
+        else:
+            value = (1.5 if is_router(name) else 0.7) * noise / weight.shape[-1] ** 0.5
+        weight.data.copy_(value)
+    return mtp
+
+
+def outputs(mtp: MtpModel, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Return the layer's states [B, T, H] after its norm for tokens 1 .. T and states 0 .. T - 1."""
+    positions = torch.arange(1, tokens.shape[1] + 1)[None]
+    found: torch.Tensor = mtp.forward_layer(0, states, positions, None, input_ids=tokens)
+    return found
+
+
+def train(mtp: MtpModel, target: Glm4MoeForCausalLM, generator: torch.Generator) -> None:
+    """Train the layer on sampled texts for one draft; its router, embedding and head stay as they are."""
+    tokens = torch.randint(0, target.config.vocab_size, (NUM_TEXTS, 2), generator=generator)
+    with torch.no_grad():
+        while tokens.shape[1] < TEXT_LEN:
+            probs = target(tokens, use_cache=False).logits[:, -1].mul(2.0).softmax(-1)
+            tokens = torch.cat([tokens, torch.multinomial(probs, 1, generator=generator)], dim=1)
+        states = target.model(tokens, use_cache=False).last_hidden_state
+    weights = [weight for name, weight in mtp.layers.named_parameters() if not is_router(name)]
+    adam = torch.optim.Adam(weights, lr=3e-3)
+    for _ in range(NUM_STEPS):
+        logits = mtp.shared_head(outputs(mtp, tokens[:, 1:-1], states[:, :-2]))
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    print(f"loss {loss.item():.3f}", flush=True)
+
+
+@torch.no_grad()
+def reference(mtp: MtpModel, target: Glm4MoeForCausalLM, tokens: list[int]) -> tuple[dict[str, np.ndarray], float]:
+    """Return log-probabilities, and the smallest margin of the router over all rows."""
+    margins: list[float] = []
+    routers = [module for module in mtp.modules() if "Router" in type(module).__name__]
+    hooks = [r.register_forward_hook(lambda m, _, out: margins.append(margin(m, out[0]).min().item())) for r in routers]
+    states = target.model(torch.tensor([tokens]), use_cache=False).last_hidden_state
+    inputs, text, chained = states[:, :-1], list(tokens), []
+    for draft in range(NUM_DRAFTS):
+        found = outputs(mtp, torch.tensor([text[1:]]), inputs)
+        logprobs = mtp.shared_head(found).log_softmax(-1)[0]
+        if draft == 0:
+            first = logprobs
+        else:
+            chained.append(logprobs[-1])
+        text.append(int(logprobs[-1].argmax()))
+        inputs = torch.cat([inputs, found[:, -1:]], dim=1)
+    for hook in hooks:
+        hook.remove()
+    rows = [position for position in POSITIONS if position < len(first)]
+    values: dict[str, Any] = {
+        "tokens": np.array(tokens, np.int32),
+        "positions": np.array(rows, np.int32),
+        "logprobs": first[rows].numpy().astype(np.float32),
+        "drafts": np.array(text[len(tokens) :], np.int32),
+        "chained_logprobs": torch.stack(chained).numpy().astype(np.float32),
+    }
+    return values, min(margins)
+
+
+def round_weights(mtp: MtpModel) -> None:
+    """Round the layer's weights, but for its router, to bfloat16 values, as they are stored."""
+    for name, weight in mtp.layers.named_parameters():
+        if not is_router(name):
+            weight.data.copy_(weight.data.to(torch.bfloat16))
+
+
+def stored_tensors(mtp: MtpModel, target: Glm4MoeForCausalLM) -> dict[str, torch.Tensor]:
+    """Return the layer's tensors by their names in files of GLM-4.5: bfloat16, but for a float32 router."""
+    found = {"shared_head.head.weight": target.lm_head.weight, "embed_tokens.weight": target.model.embed_tokens.weight}
+    for name, weight in (*mtp.layers.named_parameters(), *mtp.layers.named_buffers()):
+        found[name.removeprefix("0.").removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")] = weight
+    for fused, projections in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        for expert, whole in enumerate(found.pop(f"mlp.experts.{fused}")):
+            for projection, part in zip(projections, whole.chunk(len(projections))):
+                found[f"mlp.experts.{expert}.{projection}.weight"] = part
+    prefix = f"model.layers.{target.config.num_hidden_layers}."
+    return {
+        f"{prefix}{name}": weight.detach().to(torch.float32 if is_router(f".{name}") else torch.bfloat16).contiguous()
+        for name, weight in found.items()
+    }
+
+
+def main() -> None:
+    target = Glm4MoeForCausalLM.from_pretrained(
+        GOLDEN / TARGET, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+    tokens = np.load(GOLDEN / TARGET / "reference.npz")["tokens"].tolist()
+    generator = torch.Generator().manual_seed(sum(NAME.encode()))
+    smallest = 0.0
+    while smallest < MARGIN["sigmoid"] / 5:
+        mtp = make_layer(target, generator)
+        train(mtp, target, generator)
+        round_weights(mtp)
+        values, smallest = reference(mtp, target, tokens)
+        print(f"margin {smallest:.4f}", flush=True)
+    folder = GOLDEN / NAME
+    folder.mkdir(exist_ok=True)
+    save_file(stored_tensors(mtp, target), folder / "model.safetensors", metadata={"format": "pt"})
+    np.savez_compressed(folder / "reference.npz", **values)
+
+
+if __name__ == "__main__":
+    main()
