@@ -25,7 +25,7 @@ def table() -> str:
         cells = [
             f"`{name}`",
             "native" if name in cpu else "reference",
-            compiled if name in gpu else "reference",
+            compiled if name in gpu else "reference" if entries()[name].has_fallback else "not yet",
             "yes" if name in gpu else "",
             RAN_ON.get(name, "none yet") if name in gpu else "",
         ]

@@ -13,6 +13,7 @@ from fastdeploy.core.errors import ConfigError
 
 MAX_EXPERTS = 1024
 MAX_EXPERTS_PER_ROW = 32
+_MAX_EXPERTS_OF_ALL_LAYERS = 2**17  # five times as many as any released model has
 _MAX_LAYERS = 2**12
 _EXPERTS = integer(1, MAX_EXPERTS)
 _CHOSEN = integer(1, MAX_EXPERTS_PER_ROW)
@@ -23,7 +24,7 @@ _LAYER_IDS = Flag(
     "a list of layers",
     lambda value: isinstance(value, list) and all(type(item) is int and 0 <= item < _MAX_LAYERS for item in value),
 )
-_KEYS: Mapping[str, Flag] = {
+EXPERTS_KEYS: Mapping[str, Flag] = {
     "moe_num_experts": _EXPERTS,
     "num_experts": _EXPERTS,
     "num_local_experts": _EXPERTS,
@@ -114,7 +115,7 @@ class _Keys:
         """Return the value of the first of these keys that is there."""
         found = {key: self._raw[key] for key in keys if self._raw.get(key) is not None}
         if not found:
-            raise self.error(keys[0], f"expected {_KEYS[keys[0]].expected}, got None")
+            raise self.error(keys[0], f"expected {EXPERTS_KEYS[keys[0]].expected}, got None")
         if len(set(found.values())) > 1:
             raise self.error(keys[0], f"{' and '.join(map(str, found))} differ: {list(found.values())}")
         return int(next(iter(found.values())))
@@ -145,7 +146,7 @@ def parse_experts(raw: Mapping[str, Any], architecture: str, num_layers: int, wh
         return None
     if architecture.startswith("Ernie"):
         _refuse_lists(raw, where)
-    check_values(raw, _KEYS, where)
+    check_values(raw, EXPERTS_KEYS, where)
     experts = parse(_Keys(raw, where), num_layers)
     _check_sizes(experts, "moe_k" if parse is _ernie else "num_experts_per_tok", where)
     return experts
@@ -182,7 +183,7 @@ def _ernie(keys: _Keys, num_layers: int) -> ExpertsConfig:
 
 
 def _qwen3(keys: _Keys, num_layers: int) -> ExpertsConfig:
-    step, dense = keys.get("decoder_sparse_step", 1), keys.get("mlp_only_layers", [])
+    step, dense = keys.get("decoder_sparse_step", 1), set(keys.get("mlp_only_layers", []))
     normalisation: Literal["add", "none"] = "add" if keys.get("norm_topk_prob", False) else "none"
     return ExpertsConfig(
         num_experts=keys.needed("num_experts", "num_local_experts"),
@@ -230,6 +231,9 @@ def _check_sizes(experts: ExpertsConfig, key_of_chosen: str, where: str) -> None
     rule, num_experts = experts.rule, experts.num_experts
     if not any(experts.sparse_layers):
         raise ConfigError("architectures", f"{where}no layer has experts, contrary to the architecture")
+    if (total := num_experts * sum(experts.sparse_layers)) > _MAX_EXPERTS_OF_ALL_LAYERS:
+        limit = _MAX_EXPERTS_OF_ALL_LAYERS
+        raise ConfigError("num_hidden_layers", f"{where}expected at most {limit} experts in all layers, got {total}")
     if num_experts % rule.num_groups:
         raise ConfigError("n_group", f"{where}{rule.num_groups} does not divide {num_experts} experts")
     if rule.num_kept_groups > rule.num_groups:

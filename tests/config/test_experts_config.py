@@ -158,6 +158,7 @@ def test_a_window_that_is_switched_on_holds_in_all_layers_of_qwen3_with_experts(
         ("qwen3", {"num_experts": 0}, "num_experts: expected an integer in [1, 1024], got 0"),
         ("qwen3", {"num_local_experts": 64}, "num_experts: num_experts and num_local_experts differ: [128, 64]"),
         ("qwen3", {"mlp_only_layers": [0, -1]}, "mlp_only_layers: expected a list of layers, got [0, -1]"),
+        ("qwen3", {"num_hidden_layers": 1025}, "num_hidden_layers: expected at most 131072 experts in all layers, got"),
         ("qwen3", {"decoder_sparse_step": 49}, "architectures: no layer has experts"),
         ("glm", {"n_routed_experts": None}, "n_routed_experts: expected an integer in [1, 1024], got None"),
         ("glm", {"scoring_func": "softmax"}, "scoring_func: only 'sigmoid' is supported with experts, got 'softmax'"),

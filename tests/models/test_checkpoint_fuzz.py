@@ -17,6 +17,7 @@ import pytest
 
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, ROPE_KEYS, TOKENIZER_KEYS
 from fastdeploy.config.drafting_checkpoint import infer_method_of
+from fastdeploy.config.experts_config import EXPERTS_KEYS
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.sampling_params import SamplingParams
@@ -26,7 +27,10 @@ from fastdeploy.models.mtp import num_mtp_layers
 from tests.detokenize.tokenizers_for_tests import BACKENDS, save_tokenizer
 from tests.models.model_driver import GOLDEN
 
-MODELS = ("qwen2", "qwen3", "ernie4_5", "llama_rope_dynamic", "llama_rope_llama3", "llama_rope_yarn", "paddlenlp_llama")
+MODELS = (
+    *("qwen2", "qwen3", "ernie4_5", "llama_rope_dynamic", "llama_rope_llama3", "llama_rope_yarn", "paddlenlp_llama"),
+    *("ernie4_5_moe", "ernie4_5_moe_paddle", "glm4_moe", "qwen3_moe"),
+)
 MAX_S = 60.0  # far above what any of them takes on a loaded machine
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 10**9, 2**31, 2**63, 2**64, 10**30, -(2**63)),
@@ -35,7 +39,15 @@ VALUES: tuple[Any, ...] = (
     *("x" * 5000, [1] * 1000, {"rope_type": "yarn", "factor": 0}, {"content": 5}, {"1": {"content": "x"}}),
 )
 ADDED_KEYS = {
-    "config.json": [*MODEL_KEYS, "rope_scaling", "rope_parameters", "quantization_config", "architectures", "dtype"],
+    "config.json": [
+        *MODEL_KEYS,
+        *EXPERTS_KEYS,
+        "rope_scaling",
+        "rope_parameters",
+        "quantization_config",
+        "architectures",
+        "dtype",
+    ],
     "generation_config.json": [*GENERATION_KEYS, "temperature", "top_p", "top_k", "min_p", "max_new_tokens"],
     "tokenizer_config.json": [*TOKENIZER_KEYS],
     "tokenizer.json": ["model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder"],
