@@ -32,7 +32,8 @@ class _PartialPlan:
     """The step that is being planned.
 
     Attributes:
-        budget: number of rows that it may still get.
+        budget: number of rows that it may still get; negative if drafts of admitted requests have exceeded it.
+        num_withheld: number of rows beyond the budget that prompts must not use, but drafts of admitted requests may.
         is_shared: whether there are several clients.
         running: requests that were running before.
         admitted: requests that waited until this step.
@@ -41,6 +42,7 @@ class _PartialPlan:
 
     budget: int
     is_shared: bool
+    num_withheld: int = 0
     running: list[ScheduledRequest] = field(default_factory=list)
     admitted: list[ScheduledRequest] = field(default_factory=list)
     preempted: set[str] = field(default_factory=set)
@@ -109,7 +111,8 @@ class BatchScheduler:
         if prefilling or self.shares.num_waiting:
             if plan.running and self.config.enable_chunked_prefill:
                 num_decode_rows = self.config.max_num_batched_tokens - plan.budget
-                plan.budget = min(plan.budget, max(self._prefill_budget(), num_decode_rows))
+                plan.num_withheld = max(0, plan.budget - max(self._prefill_budget(), num_decode_rows))
+                plan.budget -= plan.num_withheld
             self._schedule_prompts(prefilling, plan)
         scheduled = plan.running + plan.admitted
         if not scheduled and self._free_imported():  # waiting requests hold the blocks that the first of them needs
@@ -206,7 +209,9 @@ class BatchScheduler:
         has_imported = bool(request.block_ids)
         if not has_imported:
             kv_cache.match_prefix(request)
-        planned, may_run = self._plan_rows(request, plan.budget), self.shares.may_run(request)
+        # A request that was handed over decodes at once; that prompts are limited must not truncate its draft.
+        budget = plan.budget + plan.num_withheld if request.num_pending == 1 else plan.budget
+        planned, may_run = self._plan_rows(request, budget), self.shares.may_run(request)
         if planned is None or not may_run or not kv_cache.can_hold(request):
             if not has_imported:
                 kv_cache.free(request)

@@ -178,6 +178,41 @@ def test_prefill_rows_beside_decoding_requests_are_limited() -> None:
     assert (counts["first"], counts["second"]) == (30, MIN_PREFILL_ROWS - 30)
 
 
+def add_handed_over(scheduler: BatchScheduler, name: str) -> Request:
+    """Add a request of 4 tokens of which all but the last were imported, with a draft of 8 tokens."""
+    handed_over = request(name, 4)
+    assert scheduler.kv_cache_manager.begin_import(name, handed_over.token_ids.tolist(), "", 3) is not None
+    scheduler.add(handed_over)
+    scheduler.kv_cache_manager.adopt([handed_over], 3)
+    handed_over.set_draft(Draft(list(range(1, 9))))
+    return handed_over
+
+
+def test_the_prefill_budget_does_not_truncate_drafts_of_requests_that_were_handed_over() -> None:
+    scheduler = make(num_blocks=300, max_num_batched_tokens=1000)
+    scheduler.add(request("decodes", 3))
+    finish_step(scheduler, schedule(scheduler)[0])
+    scheduler.add(request("prompt", MIN_PREFILL_ROWS - 3))
+    for name in ("begins-within", "later"):
+        add_handed_over(scheduler, name)
+    plan, counts = schedule(scheduler)
+    assert counts == {"decodes": 1, "prompt": MIN_PREFILL_ROWS - 3, "begins-within": 9}
+    finish_step(scheduler, plan)
+    assert schedule(scheduler)[1]["later"] == 9
+
+
+def test_drafts_of_requests_that_were_handed_over_are_truncated_to_the_rows_of_a_step() -> None:
+    scheduler = make(num_blocks=300, max_num_batched_tokens=MIN_PREFILL_ROWS + 4)
+    scheduler.add(request("decodes", 3))
+    finish_step(scheduler, schedule(scheduler)[0])
+    scheduler.add(request("prompt", MIN_PREFILL_ROWS - 3))
+    handed_over = add_handed_over(scheduler, "handed-over")
+    _, counts = schedule(scheduler)
+    assert counts == {"decodes": 1, "prompt": MIN_PREFILL_ROWS - 3, "handed-over": 6}
+    assert len(handed_over.draft) == 8
+    assert sum(counts.values()) == MIN_PREFILL_ROWS + 4
+
+
 def test_prefill_rows_beside_decoding_requests_take_at_most_the_maximum_stall() -> None:
     scheduler = make(num_blocks=300, max_num_batched_tokens=1000, max_num_seqs=100)
     scheduler.add(request("decodes", 80))

@@ -10,7 +10,9 @@ import pytest
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.batch_scheduler import MIN_PREFILL_ROWS
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_kv_transfer
 from fastdeploy.hub.model_path import resolve_model_path
@@ -96,6 +98,31 @@ def test_every_step_accepts_what_it_accepts_on_one_engine(
     expected = steps_of(run_on_one(one, requests))
     assert steps_of(run_on_two(pair, requests)) == expected
     assert any(count > 1 for steps in expected.values() for _, count in steps)
+
+
+def test_requests_that_arrive_together_beside_a_decoding_one_accept_what_they_accept_on_one_engine(
+    requests: list[GenerationRequest], plain: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the first are added while it decodes; their rows exceed the prefill budget within a draft."""
+    expected = steps_of(run_on_one(build(config("draft_model", 3, prefix_caching=True)), requests))
+    pair = make_pair(plain, "draft_model", "draft_model")
+    scheduler, num_admitted_rows = pair.second.scheduler, list[int]()
+    plan_step = scheduler.schedule
+
+    def is_due(ticket: GenerationRequest) -> bool:
+        return len(pair.handovers) == len(requests) and (ticket.request_id == "r0" or bool(scheduler.running))
+
+    def schedule() -> StepPlan | None:
+        plan = plan_step()
+        if plan is not None and len(plan.requests) > plan.num_admitted > 0:
+            num_admitted_rows.append(sum(s.num_scheduled_tokens for s in plan.requests[-plan.num_admitted :]))
+        return plan
+
+    monkeypatch.setattr(pair, "is_due", is_due)
+    monkeypatch.setattr(scheduler, "schedule", schedule)
+    monkeypatch.setattr(scheduler, "record_step_time", lambda plan, step_s: None)  # keeps the least prefill budget
+    assert steps_of(run_on_two(pair, requests)) == expected
+    assert num_admitted_rows[0] > MIN_PREFILL_ROWS
 
 
 def short_requests(count: int, generator: random.Random) -> list[GenerationRequest]:
