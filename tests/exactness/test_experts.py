@@ -86,7 +86,17 @@ def test_speculation(model: str, numerics: str, way: str, method: str, chunk: in
     check_speculation(way, *plain_texts(model, numerics), method, chunk, num_drafts, change)
 
 
-def test_families_and_formats_have_texts_of_their_own() -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_an_engine_continues_as_transformers_does(model: str) -> None:
+    with np.load(GOLDEN / model / "reference.npz") as values:
+        tokens, length = values["tokens"].tolist(), int(values["prompt_len"])
+    params = SamplingParams(temperature=0.0, max_tokens=len(tokens) - length, ignore_eos=True)
+    request = GenerationRequest("r", tokens[:length], params)
+    texts = run_all(build(with_model(config("ngram", 3), model, "float32")), [request])
+    assert list(texts["r", 0].token_ids) == tokens[length:]
+
+
+def test_families_have_texts_of_their_own_and_layouts_have_not() -> None:
     texts = [tuple(text.token_ids for text in plain_texts(model, "float32")[1].values()) for model in MODELS]
     assert texts[0] == texts[1], "both layouts of one checkpoint"
     assert len(set(texts)) == len(MODELS) - 1

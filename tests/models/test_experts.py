@@ -120,6 +120,21 @@ def test_quantized_experts_are_close_to_the_reference_and_rows_are_independent(n
     assert error < {"wint8": 0.05, "w8a8": 0.05}.get(quantization, 0.3)
 
 
+@pytest.mark.parametrize("quantization", ["none", "wint4", "w8a8"])
+@pytest.mark.parametrize("name", ["ernie4_5_moe", "glm4_moe", "qwen3_moe"])
+def test_what_earlier_steps_left_in_the_buffers_does_not_count(name: str, quantization: str) -> None:
+    model, tokens = load_golden(name, "bfloat16", quantization), reference(name)["tokens"]
+    whole = Driver(model).run_alone(tokens)
+    driver, found = Driver(model), []
+    request = driver.start()
+    for begin, end in ((0, 20), (20, 21), (21, 38), (38, 52)):
+        for buffer in (*model._buffers._scratch.values(), *vars(sparse_mlps(model)[0].routed).values()):
+            buffer.fill_(float("inf") if buffer.is_floating_point() else -(2**30))
+        driver.step([(request, tokens[begin:end])])
+        found.append(request.logits[-1])
+    np.testing.assert_array_equal(np.concatenate(found).view(np.uint32), whole.view(np.uint32))
+
+
 def copy_of(name: str, folder: Path, change: Callable[[dict[str, paddle.Tensor]], None], **config: object) -> Path:
     """Write a golden checkpoint with other tensors."""
     shutil.copytree(GOLDEN / name, folder)
