@@ -8,7 +8,7 @@ A step of M rows is either M requests (`requests`) or one request that verifies 
 are two lower bounds of its time, measured beside it:
 
     floor  max(bytes of weights, keys and values / read bandwidth, operations / peak of the format), as if the whole
-           step could read and multiply at once
+           step could read and multiply at once; of experts, those that have rows
     loops  plain loops in the operators' place (benchmarks/launches.py); `by_kernel` names the operators whose kernel is
            faster than its loop, where the kernel's time is taken instead
 
@@ -28,7 +28,7 @@ import argparse
 import statistics
 from dataclasses import dataclass, field
 
-from benchmarks.launches import LaunchFloors, capture_replays
+from benchmarks.launches import NO_WORK, LaunchFloors, LaunchWork, capture_replays, total_work
 from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
 from benchmarks.shape_engine import ShapeEngine, StepShape, add_shape_flags
@@ -44,6 +44,7 @@ class Case:
 
     step: StepShape
     launches: LaunchFloors
+    work: LaunchWork = NO_WORK  # of the latest step that was captured
     step_s: list[float] = field(default_factory=list)
     floor_s: list[float] = field(default_factory=list)
     parts_s: list[Profile] = field(default_factory=list)  # with --parts
@@ -70,6 +71,7 @@ def time_group(loaded: ShapeEngine, case: Case, roofline: Roofline, parts: bool)
     ids = loaded.start(case.step, 3 + STEPS_PER_GROUP)
     loaded.engine.step()  # the first step of a shape finds cold caches
     replays = capture_replays(loaded.engine.step)
+    case.work = total_work(replays)
     before = roofline.measure()
     begin = roofline.clock()
     for _ in range(STEPS_PER_GROUP):
@@ -78,14 +80,14 @@ def time_group(loaded: ShapeEngine, case: Case, roofline: Roofline, parts: bool)
     readings = (before, roofline.measure())
     case.launches.measure(replays)
     if parts:
-        case.parts_s.append(time_parts(loaded.engine.step, loaded.work.config, roofline.clock))
+        case.parts_s.append(time_parts(loaded.engine.step, loaded.model.config, roofline.clock))
     loaded.stop(ids)
-    case.floor_s.append(statistics.mean(loaded.work.floor_s(case.step, reading) for reading in readings))
+    case.floor_s.append(statistics.mean(case.work.floor_s(reading) for reading in readings))
 
 
 def describe_parts(case: Case, loaded: ShapeEngine) -> list[Row]:
     """Return the medians of a case's parts, the largest loss first."""
-    names = part_names(loaded.work.config)
+    names = part_names(loaded.model.config)
     loops = [by_part(by_kind.items(), names) for by_kind in case.launches.attainable_by_kind_s()]
     whole_s = statistics.median(case.launches.attainable_s())
     rows = []
@@ -117,16 +119,16 @@ def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> 
 
 def describe(case: Case, cases: list[Case], loaded: ShapeEngine) -> Row:
     """Return a case's medians."""
-    step, work, step_s = case.step, loaded.work, statistics.median(case.step_s)
+    step, step_s = case.step, statistics.median(case.step_s)
     one = next((c for c in cases if c.step == StepShape(1, 1, step.context)), None)
     floors = {"floor": case.floor_s, "loops": case.launches.attainable_s()}
     over = {name: [a / b for a, b in zip(case.step_s, values, strict=True)] for name, values in floors.items()}
     return {
-        "format": work.quantization,
+        "format": loaded.model.quantization,
         "context": step.context,
         "rows": step.rows,
         "as": case.kind,
-        "read_gb": work.num_bytes(step) / 1e9,
+        "read_gb": case.work.num_bytes / 1e9,
         "step_ms": 1e3 * step_s,
         **{f"{name}_ms": 1e3 * statistics.median(values) for name, values in floors.items()},
         **{f"over_{name}": statistics.median(ratios) for name, ratios in over.items()},

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from benchmarks.report import Row, make_parser, print_report
-from benchmarks.shape_engine import SHAPE, TOKEN, ShapeEngine
+from benchmarks.shape_engine import SHAPE, ShapeEngine, tokens
 from fastdeploy.config.quantization import FORMATS
 
 NEW_TOKENS = 4  # per request
@@ -32,10 +32,10 @@ def measure(shape: str, quantization: str, num_requests: int, context: int) -> R
     """Load an engine, run requests, and return the memory of this process in GiB."""
     loaded = ShapeEngine.load(shape, quantization, max_num_seqs=num_requests, max_model_len=context + NEW_TOKENS)
     for _ in range(num_requests):
-        loaded.add([TOKEN] * context, max_tokens=NEW_TOKENS)
+        loaded.add(tokens(context), max_tokens=NEW_TOKENS)
     while loaded.engine.has_unfinished():
         loaded.engine.step()
-    weights, cache = loaded.work.weights_bytes, int(loaded.engine.describe()["kv_cache"]["bytes"])
+    weights, cache = loaded.model.weights_bytes, int(loaded.engine.describe()["kv_cache"]["bytes"])
     resident, peak = resident_bytes("VmRSS"), resident_bytes("VmHWM")
     return {
         "format": quantization,

@@ -13,11 +13,12 @@ second table with the share of the step's time that each part of the model takes
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from benchmarks.launches import NO_WORK, LaunchWork, capture_replays, total_work
 from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
-from benchmarks.shape_engine import TOKEN, ShapeEngine, StepShape, add_shape_flags
+from benchmarks.shape_engine import ShapeEngine, add_shape_flags, tokens
 from benchmarks.step_parts import Profile, time_parts
 
 
@@ -27,29 +28,31 @@ class Case:
 
     loaded: ShapeEngine
     tokens: int
+    work: LaunchWork = NO_WORK  # operations of a prompt
     seconds: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
 
 
 def time_prompt(case: Case, roofline: Roofline) -> None:
     """Prefill one prompt between two readings of the machine."""
-    engine, work = case.loaded.engine, case.loaded.work
+    engine = case.loaded.engine
     before = roofline.measure()
-    case.loaded.add([TOKEN] * case.tokens, max_tokens=1)
+    case.loaded.add(tokens(case.tokens), max_tokens=1)
     begin = roofline.clock()
     emitted = engine.step()
     seconds = roofline.clock() - begin
     readings = (before, roofline.measure())
     assert emitted and not engine.has_unfinished(), "expected one step to prefill the prompt"
-    operations = work.operations(StepShape(1, case.tokens, case.tokens), logits_rows=1)
     case.seconds.append(seconds)
-    case.shares.append(statistics.mean(reading.floor_s(0, *operations) for reading in readings) / seconds)
+    case.shares.append(statistics.mean(case.work.floor_s(reading) for reading in readings) / seconds)
 
 
 def measure(cases: list[Case], roofline: Roofline, rounds: int) -> None:
     """Warm up, then time the cases in alternation."""
     for case in cases:
         time_prompt(case, roofline)
+        case.loaded.add(tokens(case.tokens), max_tokens=1)
+        case.work = replace(total_work(capture_replays(case.loaded.engine.step)), num_bytes=0.0)
         case.seconds.clear()
         case.shares.clear()
     for _ in range(rounds):
@@ -60,10 +63,10 @@ def measure(cases: list[Case], roofline: Roofline, rounds: int) -> None:
 def describe(case: Case, cases: list[Case]) -> Row:
     """Return a case's medians."""
     of_length = (c for c in cases if c.tokens == case.tokens)
-    bf16 = next((c for c in of_length if c.loaded.work.quantization == "none"), None)
+    bf16 = next((c for c in of_length if c.loaded.model.quantization == "none"), None)
     seconds = statistics.median(case.seconds)
     return {
-        "format": case.loaded.work.quantization,
+        "format": case.loaded.model.quantization,
         "tokens": case.tokens,
         "ms": 1e3 * seconds,
         "tokens_per_s": case.tokens / seconds,
@@ -74,8 +77,8 @@ def describe(case: Case, cases: list[Case]) -> Row:
 
 def shares_of_parts(case: Case, roofline: Roofline) -> Profile:
     """Prefill one more prompt; return part -> share of the step, the largest first."""
-    case.loaded.add([TOKEN] * case.tokens, max_tokens=1)
-    parts = time_parts(case.loaded.engine.step, case.loaded.work.config, roofline.clock)
+    case.loaded.add(tokens(case.tokens), max_tokens=1)
+    parts = time_parts(case.loaded.engine.step, case.loaded.model.config, roofline.clock)
     return {part: parts[part] / sum(parts.values()) for part in sorted(parts, key=lambda part: -parts[part])}
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
+from benchmarks.roofline import Reading
 from benchmarks.roofline_library import load_loops
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 
@@ -54,6 +55,10 @@ class LaunchWork:
             self.bf16_operations + other.bf16_operations,
             self.int8_operations + other.int8_operations,
         )
+
+    def floor_s(self, reading: Reading) -> float:
+        """Return the lower bound of the seconds that this work takes on a machine with these limits."""
+        return reading.floor_s(self.num_bytes, self.bf16_operations, self.int8_operations)
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,15 @@ def capture_replays(step: Callable[[], object]) -> list[Replay]:
     with patch.object(OpGraph, "replay", recorded_replay):
         step()
     return captured
+
+
+NO_WORK = LaunchWork(0.0, 0.0, 0.0)
+
+
+def total_work(replays: Sequence[Replay]) -> LaunchWork:
+    """Return the work of all launches of a step."""
+    launches = (work for replay in replays for work in replay.count_work())
+    return sum(launches, NO_WORK)
 
 
 def _by_kind(replays: Sequence[Replay], values: Sequence[Sequence[float]]) -> dict[str, float]:

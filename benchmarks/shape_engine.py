@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How does a benchmark time a step of a given shape? With an engine of random weights that can run any step.
 
-The shape is a folder with a config.json. From it follow the bytes that a step must read and the operations that it must
-do.
+The shape is a folder with a config.json.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from benchmarks.roofline import Reading, integer_products
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
@@ -23,12 +21,16 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine, Runner
 from fastdeploy.engine.engine_factory import make_engine
-from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.proposers.naive import NaiveProposer
 
 SHAPE = "benchmarks/shapes/qwen3-0.6b"
-TOKEN = 7  # arbitrary
+NUM_TOKENS = 4000  # different ones; every shape has a larger vocabulary
 _ids = count()
+
+
+def tokens(num: int, first: int = 0) -> list[int]:
+    """Return tokens of which neighbours differ, as in text: rows with equal tokens would choose the same experts."""
+    return [7 + 1013 * (first + i) % NUM_TOKENS for i in range(num)]
 
 
 @dataclass(frozen=True)
@@ -46,39 +48,12 @@ class StepShape:
 
 
 @dataclass(frozen=True)
-class Work:
-    """The least that steps of one model in one format must read and compute."""
+class LoadedModel:
+    """The model of an engine, its format, and the bytes of its weights as the engine reports them."""
 
     config: ModelConfig
     quantization: str
-    weights_bytes: int  # embedding and all packed weights, as the engine reports them
-    streamed_bytes: int  # the part of them that each step reads
-
-    @property
-    def layer_parameters(self) -> int:
-        """Number of weights of the linear layers without the head."""
-        c = self.config
-        attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-        return c.num_layers * (attention + 3 * c.hidden_size * c.intermediate_size)
-
-    def num_bytes(self, step: StepShape) -> int:
-        """Return the bytes of weights, keys and values that a step reads."""
-        c = self.config
-        token_bytes = selected_backend().kv_bytes_per_token(c.num_kv_heads, c.head_dim, c.kv_cache_dtype)
-        return self.streamed_bytes + c.num_layers * token_bytes * step.num_requests * step.context
-
-    def operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
-        """Return the operations of a step at the bf16 peak and at the int8 peak, two per weight and row."""
-        c = self.config
-        visible = step.rows * (step.context - (step.rows_each - 1) / 2)
-        attention = 4.0 * c.num_layers * c.num_heads * c.head_dim * visible
-        weights = 2.0 * (step.rows * self.layer_parameters + logits_rows * c.vocab_size * c.hidden_size)
-        products = integer_products(self.quantization)
-        return (attention, products * weights) if products else (attention + weights, 0.0)
-
-    def floor_s(self, step: StepShape, reading: Reading) -> float:
-        """Return the lower bound of the seconds of a step with logits for all rows."""
-        return reading.floor_s(self.num_bytes(step), *self.operations(step, step.rows))
+    weights_bytes: int
 
 
 class FixedDraft(NaiveProposer):
@@ -88,8 +63,8 @@ class FixedDraft(NaiveProposer):
     length = 0
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
-        """Return drafts of `length` times the same token, or as many as a request has room for."""
-        return [Draft([TOKEN] * min(self.length, quota.max_drafts), self.name) for quota in quotas]
+        """Return drafts of `length` tokens, or as many as a request has room for."""
+        return [Draft(tokens(min(self.length, quota.max_drafts), i), self.name) for i, quota in enumerate(quotas)]
 
 
 class PrefillSkipper:
@@ -105,7 +80,8 @@ class PrefillSkipper:
         """Compute the step unless it prefills, in which case each request emits a fixed token."""
         if not _prefills(plan):
             return self._runner.run(plan)
-        return [RequestResult([TOKEN] if scheduled.num_verify_rows else []) for scheduled in plan.requests]
+        emitted = zip(plan.requests, tokens(len(plan.requests), first=17), strict=True)
+        return [RequestResult([token] if scheduled.num_verify_rows else []) for scheduled, token in emitted]
 
 
 def _prefills(plan: StepPlan) -> bool:
@@ -114,11 +90,11 @@ def _prefills(plan: StepPlan) -> bool:
 
 @dataclass
 class ShapeEngine:
-    """The engine, its proposer, and the work of its steps."""
+    """The engine, its proposer and its model."""
 
     engine: Engine
     proposer: FixedDraft
-    work: Work
+    model: LoadedModel
 
     @classmethod
     def load(
@@ -146,9 +122,7 @@ class ShapeEngine:
         proposer = FixedDraft()
         engine = make_engine(config, proposer=proposer)
         model = ModelConfig.from_pretrained(shape, kv_cache_dtype=kv_cache_dtype)
-        sizes = engine.describe()
-        work = Work(model, quantization, int(sizes["weights_bytes"]), int(sizes["streamed_weights_bytes"]))
-        return cls(engine, proposer, work)
+        return cls(engine, proposer, LoadedModel(model, quantization, int(engine.describe()["weights_bytes"])))
 
     def skip_prefill(self) -> None:
         """Compute only decoding steps from now on; one step skips the prompts of all requests, of any length."""
@@ -159,7 +133,7 @@ class ShapeEngine:
         """Add requests so that the next `num_steps` steps have this shape; return their ids. Skips the prefill."""
         self.proposer.length = step.rows_each - 1
         max_tokens = num_steps + step.rows_each + 1
-        ids = [self.add([TOKEN] * (step.context - step.rows_each), max_tokens) for _ in range(step.num_requests)]
+        ids = [self.add(tokens(step.context - step.rows_each), max_tokens) for _ in range(step.num_requests)]
         emitted = {delta.request_id for delta in self.engine.step()}
         assert emitted == set(ids), "expected one step to skip all prompts"
         return ids

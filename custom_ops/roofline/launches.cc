@@ -17,12 +17,51 @@ double seconds_of(clockid_t clock) {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
+// Adds up visit(matrix, rows, outputs, inputs) over the experts that have rows.
+template <class Result, class Visit>
+Result for_each_expert(const ExpertMatrices& m, const int32_t* starts, const Visit& visit) {
+  const int64_t width = m.dtype == DType::kBfloat16 ? 2 : 4;
+  const int64_t bytes = m.is_quantized ? quantized_size(m.quantization, m.outputs, m.inputs, m.gated)
+                                       : width * packed_size(m.outputs, m.inputs, m.gated);
+  Result sum{};
+  for (int64_t e = 0; e < m.num_experts; ++e)
+    if (starts[e + 1] > starts[e]) sum += visit(m.packed + e * bytes, starts[e + 1] - starts[e], m.outputs, m.inputs);
+  return sum;
+}
+
+// Calls visit(args) with the linear layer of one matrix, in the format of the experts; returns its result.
+template <class Visit>
+auto visit_matrix(const ExpertMatrices& m, const uint8_t* packed, int64_t rows, int64_t n, int64_t k, Visit&& visit) {
+  QuantizedLinearArgs a{};
+  a.packed = packed, a.rows = rows, a.n = n, a.k = k;
+  a.gated = m.gated, a.dtype = a.out_dtype = m.dtype, a.quantization = m.quantization;
+  return m.is_quantized ? visit(a) : visit(static_cast<const LinearArgs&>(a));
+}
+
+// Adds up visit(linear layer) over the matrices that experts_up or experts_down multiplies.
+template <class Result, class Visit>
+Result add_up(const ExpertsUpArgs& a, const Visit& visit) {
+  const auto of = [&](auto... sizes) { return visit_matrix(a.matrices, sizes..., visit); };
+  Result sum = for_each_expert<Result>(a.matrices, a.starts, of);
+  if (a.shared != nullptr) sum += of(a.shared, a.rows, a.shared_outputs, a.matrices.inputs);
+  return sum;
+}
+template <class Result, class Visit>
+Result add_up(const ExpertsDownArgs& a, const Visit& visit) {
+  const auto of = [&](auto... sizes) { return visit_matrix(a.matrices, sizes..., visit); };
+  Result sum = for_each_expert<Result>(a.matrices, a.starts, of);
+  if (a.shared != nullptr) sum += of(a.shared, a.rows, a.matrices.outputs, a.shared_inputs);
+  return sum;
+}
+
 // Runs the loop of a launch; returns its lines, counted once per row. Launches without a loop return 0.
 struct RunLoop {
   const roofline::LoopForm& form;
   int64_t operator()(const LinearArgs& a) const { return roofline::linear_loop(a, form); }
   int64_t operator()(const QuantizedLinearArgs& a) const { return roofline::linear_quantized_loop(a, form); }
   int64_t operator()(const AttentionArgs& a) const { return roofline::attention_loop(a, form); }
+  int64_t operator()(const ExpertsUpArgs& a) const { return add_up<int64_t>(a, *this); }
+  int64_t operator()(const ExpertsDownArgs& a) const { return add_up<int64_t>(a, *this); }
   template <class Other>
   int64_t operator()(const Other&) const {
     return 0;
@@ -32,6 +71,12 @@ struct RunLoop {
 // Bytes that a launch must read, its operations in fp32 or bf16, and those in integers.
 struct Work {
   double bytes, pair_operations, integer_operations;
+
+  void operator+=(const Work& other) {
+    bytes += other.bytes;
+    pair_operations += other.pair_operations;
+    integer_operations += other.integer_operations;
+  }
 };
 
 struct CountWork {
@@ -54,6 +99,13 @@ struct CountWork {
     const auto per_position = static_cast<double>(a.cache.num_kv_heads * (a.cache.key_width() + a.cache.value_width()));
     return {width * per_position * positions, 4 * static_cast<double>(a.num_heads * a.cache.head_dim) * pairs, 0};
   }
+  Work operator()(const RouteArgs& a) const {
+    const auto products = static_cast<double>(a.num_experts * a.width);
+    const double width = a.gate_dtype == DType::kBfloat16 ? 2 : 4;
+    return {width * products, 2 * static_cast<double>(a.rows) * products, 0};
+  }
+  Work operator()(const ExpertsUpArgs& a) const { return add_up<Work>(a, *this); }
+  Work operator()(const ExpertsDownArgs& a) const { return add_up<Work>(a, *this); }
   template <class Other>
   Work operator()(const Other&) const {
     return {};

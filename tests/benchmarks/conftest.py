@@ -36,6 +36,16 @@ def tiny(tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def tiny_experts(tmp_path: Path) -> str:
+    """Return a shape with experts."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    names = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    (tmp_path / "experts").mkdir()
+    (tmp_path / "experts/config.json").write_text(json.dumps(TINY | names | experts))
+    return str(tmp_path / "experts")
+
+
+@pytest.fixture
 def small_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read 1 MiB instead of several times the cache, and multiply small matrices."""
     monkeypatch.setattr(roofline, "BLOCKED_ROWS", 24)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import paddle
 import pytest
 
-from benchmarks.launches import FORMS, LaunchFloors, LaunchWork, LoopForm, Replay, capture_replays
+from benchmarks.launches import FORMS, LaunchFloors, LaunchWork, LoopForm, Replay, capture_replays, total_work
 from benchmarks.shape_engine import ShapeEngine, StepShape
 from fastdeploy.ops.backends.cpu import library
 from fastdeploy.ops.backends.cpu.graph import OpGraph
@@ -78,13 +78,52 @@ def test_loops_multiply_everything_on(path: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("quantization", ["none", "wint8", "wint4", "w8a8", "w4a8"])
+LAYERS, HEAD, ATTENTION = 98_304, 4096 * 64, 4.0 * 2 * 4 * 16  # weights; operations per row and visible position
+KV_BYTES = 256  # of a position
+TWO_LIMBS = (
+    2 if library.isa().startswith("avx512") else 1
+)  # products of bytes by the two bytes of an input, or of words
+
+
+def visible_positions(step: StepShape) -> float:
+    return step.rows * (step.context - (step.rows_each - 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "products"), [("none", 0), ("wint8", TWO_LIMBS), ("wint4", TWO_LIMBS), ("w8a8", 1), ("w4a8", 1)]
+)
 @pytest.mark.parametrize("step", [StepShape(3, 1, 40), StepShape(1, 4, 200)])
-def test_the_work_of_the_operators_is_that_of_the_step(tiny: str, quantization: str, step: StepShape) -> None:
+def test_the_work_of_a_step_is_that_of_its_weights_and_visible_positions(
+    tiny: str, quantization: str, products: int, step: StepShape
+) -> None:
     loaded, replays = captured(tiny, quantization, step)
-    total = sum((work for replay in replays for work in replay.count_work()), LaunchWork(0, 0, 0))
-    assert total.num_bytes == loaded.work.num_bytes(step)
-    assert (total.bf16_operations, total.int8_operations) == loaded.work.operations(step, step.rows)
+    total = total_work(replays)
+    streamed = int(loaded.engine.describe()["streamed_weights_bytes"])
+    assert total.num_bytes == streamed + KV_BYTES * step.num_requests * step.context
+    weights, attention = 2.0 * step.rows * (LAYERS + HEAD), ATTENTION * visible_positions(step)
+    expected = (attention, products * weights) if products else (attention + weights, 0.0)
+    assert (total.bf16_operations, total.int8_operations) == expected
+
+
+@pytest.mark.parametrize("quantization", ["none", "w4a8"])
+def test_the_work_of_experts_is_that_of_those_that_have_rows(tiny_experts: str, quantization: str) -> None:
+    step = StepShape(1, 5, 40)
+    loaded, replays = captured(tiny_experts, quantization, step)
+    kinds = dict[str, LaunchWork]()
+    for replay in replays:
+        for kind, work in zip(replay.graph.describe(), replay.count_work(), strict=True):
+            kinds[kind] = kinds.get(kind, LaunchWork(0.0, 0.0, 0.0)) + work
+    products = 2.0 * 2 * step.rows * 2 * 3 * 64 * 32  # two layers, two experts of three matrices per row
+    of_experts = kinds["ExpertsUp"] + kinds["ExpertsDown"]
+    assert of_experts.bf16_operations + of_experts.int8_operations == products
+    assert 0 < of_experts.num_bytes < int(loaded.engine.describe()["weights_bytes"])
+    assert kinds["Route"] == LaunchWork(2 * 8 * 64 * 4.0, 2 * step.rows * 8 * 64 * 2.0, 0.0), (
+        "gates of dummies are fp32"
+    )
+    forms = [LoopForm(1, 1 << 12)] * len(replays[0].graph)
+    _, lines = replays[0].time_loops(forms, False)
+    looped = dict(zip(replays[0].graph.describe(), lines, strict=True))
+    assert looped["ExpertsUp"] > looped["ExpertsDown"] > 0 and looped["Route"] == 0
 
 
 def test_replays_are_captured_for_one_step_and_leave_it_unchanged(tiny: str) -> None:
