@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models: one dense decoder, a file per architecture family, a registry, and the weight loader."""
+"""Models: one decoder, a file per architecture family, a registry, and the weight loader."""

@@ -11,16 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+import paddle.nn.functional as F
 import pytest
 from safetensors.paddle import load_file, save_file
 
+from fastdeploy.config.experts_config import RouterRule
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.layers.experts import SparseMLP
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.weight_source import SafetensorsSource
+from fastdeploy.ops.experts import RoutedRows, Router, route
 from tests.models.model_driver import GOLDEN, MAX_MODEL_LEN, Driver, Logits, load_golden, log_softmax
+from tests.models.reference_backend import reference_backend
 from tests.models.test_parity import reference
 
 GOLDENS = ["ernie4_5_moe", "glm4_moe", "glm4_moe_air", "qwen3_moe", "qwen3_moe_plain_weights"]
@@ -88,6 +92,40 @@ def test_the_goldens_have_dense_and_sparse_layers_and_each_layer_chooses_many_ex
     assert config is not None and 0 < len(sparse_mlps(model)) == sum(config.sparse_layers) < model.num_layers
     logprobs(model, name)
     assert all(mlp.router.load.tolist()[0] == config.num_experts for mlp in sparse_mlps(model))
+
+
+def gap(scores: np.ndarray, count: int) -> np.ndarray:
+    """Return by how much the last of the `count` largest scores of each row exceeds the next one."""
+    ordered = np.sort(scores, axis=-1)
+    return ordered[:, -count] - ordered[:, -count - 1]
+
+
+def margins(scores: np.ndarray, rule: RouterRule) -> np.ndarray:
+    """Return the gap of each row's experts or, if it is smaller, of its groups."""
+    if rule.num_groups == 1:
+        return gap(scores, rule.num_chosen)
+    groups = scores.reshape(len(scores), rule.num_groups, -1)
+    of_groups = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
+    is_kept = of_groups >= np.sort(of_groups, axis=-1)[:, -rule.num_kept_groups, None]
+    choice = np.where(is_kept[..., None], groups, -np.inf).reshape(scores.shape)
+    return np.minimum(gap(of_groups, rule.num_kept_groups), gap(choice, rule.num_chosen))
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_no_row_of_a_golden_is_near_a_tie(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[float] = []
+
+    def record(hidden: paddle.Tensor, router: Router, routed: RoutedRows, num_rows: int) -> None:
+        route(hidden, router, routed, num_rows)
+        logits = paddle.matmul(routed.normed[:num_rows], router.gate.astype("float32"), transpose_y=True)
+        scores = F.sigmoid(logits) if router.rule.scoring == "sigmoid" else F.softmax(logits)
+        bias = 0.0 if router.correction_bias is None else router.correction_bias
+        found.extend(margins((scores + bias).numpy(), router.rule).tolist())
+
+    monkeypatch.setattr("fastdeploy.layers.experts.route", record)
+    with reference_backend():
+        Driver(load_golden(name), captures=False).run_alone(reference(name)["tokens"])
+    assert len(found) > 50 and min(found) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["glm4_moe", "glm4_moe_air"])
