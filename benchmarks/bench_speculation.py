@@ -3,7 +3,8 @@
 
     python -m benchmarks.bench_speculation [--model demo] [--workload editing loop] [--batch 1 4 16 64]
         [--method ngram mtp+suffix '{"method": "suffix", "num_speculative_tokens": 16}'] [--num-speculative-tokens 8]
-    python -m benchmarks.bench_speculation --replay [--shape benchmarks/shapes/qwen3-0.6b] [--quantization w4a8]
+    python -m benchmarks.bench_speculation --replay [--shape benchmarks/shapes/qwen3-0.6b] [--layers N]
+        [--quantization w4a8]
 
 Without --replay the model generates its own answers. With it, random weights of a shape compute each step and emit
 recorded answers (benchmarks/replay.py); for `mtp`, drafts of the demonstration model's layer replace those of random
@@ -39,7 +40,7 @@ from unittest.mock import patch
 from benchmarks.interleave import Comparison, Contender, TimedEngine, speed_up
 from benchmarks.replay import LayerRecord, record_answers
 from benchmarks.report import Row, make_parser, print_json, print_table
-from benchmarks.shape_engine import SHAPE
+from benchmarks.shape_engine import SHAPE, shape_of_layers
 from benchmarks.workloads import WORKLOADS, sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--replay", action="store_true", help="emit recorded answers on random weights of --shape")
     parser.add_argument("--shape", default=SHAPE, help="folder with a config.json")
+    parser.add_argument("--layers", type=int, help="number of layers, if it is not that of --shape")
     parser.add_argument(
         "--own-answers",
         nargs="*",
@@ -267,10 +269,12 @@ def main() -> None:
     if args.figures is not None:
         from benchmarks.figures import draw_speculation  # fails now, not at the end, if matplotlib is missing
     tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo" if args.replay else args.model))
-    contenders = make_contenders(args)
+    with shape_of_layers(args.shape, args.layers) as folder:
+        contenders = make_contenders(argparse.Namespace(**vars(args) | {"shape": folder}))
     gc.collect()
     gc.freeze()  # as the engine process does, so that collections do not scan the objects of all engines
-    target = f"{args.shape}, replay" if args.replay else args.model
+    layers = f" of {args.layers} layers" if args.layers else ""
+    target = f"{args.shape}{layers}, replay" if args.replay else args.model
     title = f"{target}, quantization {args.quantization}, K = {args.num_speculative_tokens}"
     rows: list[Row] = []
     for workload, batch in [(workload, batch) for workload in args.workload for batch in args.batch]:

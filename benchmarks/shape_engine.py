@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
@@ -150,6 +154,21 @@ class ShapeEngine:
         for request_id in ids:
             self.engine.abort(request_id)
         self.engine.check_integrity()
+
+
+@contextmanager
+def shape_of_layers(shape: str, num_layers: int | None) -> Iterator[str]:
+    """Yield a folder with the same shape, but for its number of layers if that is given.
+
+    Large models are measured with as many layers as memory holds.
+    """
+    if num_layers is None:
+        yield shape
+        return
+    config = json.loads(Path(shape, "config.json").read_text())
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
+        yield folder
 
 
 def add_shape_flags(parser: argparse.ArgumentParser) -> None:

@@ -66,6 +66,7 @@ class CausalLM:
         num_weight_bytes: bytes of the embedding and the packed linear layers.
         num_streamed_bytes: bytes of these weights that every step reads.
         output: [max_rows, hidden_size], the tensor that `forward` returns.
+        expert_load: how the rows of the last step were spread over experts; None if all layers are dense.
         shared: parts that layers for multi-token prediction use too.
     """
 
@@ -92,9 +93,12 @@ class CausalLM:
         self.max_model_len = max_model_len
         self.num_weight_bytes = weights.num_bytes
         self.num_streamed_bytes = weights.num_streamed_bytes
-        self._buffers = StepBuffers(config.hidden_size, max_rows, config.dtype)
-        self.output: Tensor = self._buffers.normed
         self.expert_load: ExpertLoad | None = None
+        if (experts := config.experts) is not None:
+            num_sparse = sum(experts.sparse_layers)
+            self.expert_load = ExpertLoad(num_sparse, experts.num_experts, experts.rule.num_chosen)
+        self._buffers = StepBuffers(config.hidden_size, max_rows, config.dtype, self.expert_load)
+        self.output: Tensor = self._buffers.normed
         cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len))
         context = AttentionContext(self.heads, cos_sin, traits.interleaved_rotary, config.rms_norm_eps)
         self._layers = tuple(DecoderLayer(layer, context, self._buffers) for layer in weights.layers)

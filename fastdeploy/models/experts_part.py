@@ -61,7 +61,7 @@ class ExpertsWeights:
     def make_layer(self, eps: float, buffers: StepBuffers) -> SparseMLP:
         """Return the layer; eps is that of its norm."""
         rule, num_experts = self.rule, self.gate_up.num_experts
-        load = paddle.zeros([2], "int32")
+        load = paddle.zeros([2], "int32") if buffers.expert_load is None else buffers.expert_load.next_layer()
         router = Router(self.gate, num_experts, self.correction_bias, rule, NormParams(self.norm, eps), load)
         routed = buffers.routed_rows(num_experts, rule.num_chosen)
         activated = buffers.scratch("experts", self.gate_up.out_features, rows=buffers.max_rows * rule.num_chosen)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import paddle
 from paddle import Tensor
 
-from fastdeploy.ops.experts import RoutedRows
+from fastdeploy.ops.experts import ExpertLoad, RoutedRows
 
 
 class StepBuffers:
@@ -16,11 +16,12 @@ class StepBuffers:
         max_rows: maximum number of rows in a step.
         dtype: the model's dtype.
         hidden, normed: [max_rows, hidden_size] in this dtype.
+        expert_load: what the routers of the layers report; None if nobody reads it.
     """
 
-    def __init__(self, hidden_size: int, max_rows: int, dtype: str) -> None:
+    def __init__(self, hidden_size: int, max_rows: int, dtype: str, expert_load: ExpertLoad | None = None) -> None:
         """Allocate the hidden states; layers ask for the rest when they are built."""
-        self.max_rows, self.dtype = max_rows, dtype
+        self.max_rows, self.dtype, self.expert_load = max_rows, dtype, expert_load
         self._scratch: dict[tuple[str, int], Tensor] = {}
         self._routed: dict[tuple[int, int], RoutedRows] = {}
         self.hidden = self.scratch("hidden", hidden_size)

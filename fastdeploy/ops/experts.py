@@ -63,13 +63,13 @@ class ExpertLoad:
 
     def __init__(self, num_layers: int, num_experts: int, num_chosen: int) -> None:
         """Start with zeros."""
-        self._buffer = HostBuffer((num_layers, 2), "int32")
-        self.array, self.num_experts, self.num_chosen = self._buffer.array, num_experts, num_chosen
+        buffer = HostBuffer((num_layers, 2), "int32")
+        self.array, self.num_experts, self.num_chosen = buffer.array, num_experts, num_chosen
+        self._rows = iter(buffer.tensor)
 
-    def of_layer(self, index: int) -> paddle.Tensor:
-        """Return the part [2] that the router of a sparse layer writes."""
-        row: paddle.Tensor = self._buffer.tensor[index]
-        return row
+    def next_layer(self) -> paddle.Tensor:
+        """Return what the router of the next sparse layer writes: [2] int32, a row of `array`."""
+        return next(self._rows)
 
 
 @dataclass(frozen=True)
