@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import overload
 
 import paddle
@@ -19,6 +21,8 @@ from fastdeploy.ops.experts import PackedExperts, Router, SharedExpert, pack_exp
 from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, WeightPiece
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.registry import selected_backend
+
+_VALUES_AT_ONCE = 1 << 22  # of experts that are read together, per thread
 
 
 @dataclass(frozen=True)
@@ -189,12 +193,16 @@ def _pack(loader: WeightLoader, specs: Sequence[LinearSpec], quantization: str) 
 class _ReadOneByOne(Sequence[Sequence[WeightPiece]]):
     """The weights of one projection of all experts, each read when it is asked for.
 
-    The memory of a file's tensors is given back when the next expert is asked for, so that only one is there at a time.
+    The memory of a file's tensors is given back when the next expert is asked for. Experts are announced to the source
+    some at a time, since one is too small to be read by all threads.
     """
 
     def __init__(self, loader: WeightLoader, specs: Sequence[LinearSpec]) -> None:
         self._loader, self._specs = loader, specs
         self._current: LinearSpec | None = None
+        self._num_announced = 0
+        values = max(1, sum(map(prod, specs[0].shapes.values())))
+        self._num_at_once = max(1, _VALUES_AT_ONCE * len(os.sched_getaffinity(0)) // values)
 
     def __len__(self) -> int:
         return len(self._specs)
@@ -209,10 +217,17 @@ class _ReadOneByOne(Sequence[Sequence[WeightPiece]]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         spec = self._specs[index]
+        if index >= self._num_announced:
+            self._announce(index)
         if spec is not self._current:
             self.finish()
             self._current = spec
         return self._loader.pieces(spec)
+
+    def _announce(self, first: int) -> None:
+        specs = self._specs[first : first + self._num_at_once]
+        self._loader.source.prepare([name for spec in specs for name in spec.weight_names])
+        self._num_announced = first + len(specs)
 
     def finish(self) -> None:
         """Give back the memory of the expert that was read last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,15 +24,31 @@ def is_finite(tensor: Tensor) -> bool:
     Their bits, read as an integer, are at least those of infinity: as a signed number if the sign is positive, as an
     unsigned one if it is negative. So two maxima are enough, and no copy is made.
     """
-    bits = _bits_of(tensor)
-    infinity = _EXPONENT_BITS[tensor.dtype.name.lower()]
-    size = _CHUNK_BYTES // bits.itemsize
-    chunks = [bits[begin : begin + size] for begin in range(0, bits.size, size)]
-    if bits.nbytes < _PARALLEL_BYTES:
+    chunks, infinity = _chunks_of(tensor)
+    if len(chunks) * _CHUNK_BYTES < _PARALLEL_BYTES:
         return _are_finite(chunks, infinity)
-    with ThreadPoolExecutor(num_threads := len(os.sched_getaffinity(0))) as threads:  # NumPy releases the global lock
-        parts = [chunks[i::num_threads] for i in range(num_threads)]
+    num_threads = len(os.sched_getaffinity(0))
+    parts = [chunks[i::num_threads] for i in range(num_threads)]
+    with ThreadPoolExecutor(num_threads) as threads:  # NumPy releases the global lock
         return all(threads.map(_are_finite, parts, [infinity] * num_threads))
+
+
+def find_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of a tensor that `is_finite` denies, or None; several tensors are checked at a time."""
+
+    def check(tensor: Tensor) -> bool:
+        return _are_finite(*_chunks_of(tensor))
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        found = zip(tensors, threads.map(check, tensors.values()), strict=True)
+        return next((name for name, is_valid in found if not is_valid), None)
+
+
+def _chunks_of(tensor: Tensor) -> tuple[list[NDArray[Any]], int]:
+    """Return the bits of a tensor in parts, and the bits of infinity."""
+    bits, infinity = _bits_of(tensor), _EXPONENT_BITS[tensor.dtype.name.lower()]
+    size = _CHUNK_BYTES // bits.itemsize
+    return [bits[begin : begin + size] for begin in range(0, bits.size, size)], infinity
 
 
 def _are_finite(chunks: list[NDArray[Any]], infinity: int) -> bool:

@@ -7,7 +7,7 @@ A loader gets each packed weight from `PackedStore.keep`, under a name, and says
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -65,6 +65,10 @@ class NoTensors:
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Raise AssertionError."""
         raise AssertionError(f"{name} is read although all weights are packed")
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Raise AssertionError."""
+        raise AssertionError(f"{names} are read although all weights are packed")
 
     def release(self, name: str) -> None:
         """Raise AssertionError."""

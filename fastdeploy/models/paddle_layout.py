@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,6 +98,10 @@ class StoredSource:
         """Return a linear layer's weight in this dtype, as column ranges of the stored matrix."""
         stored = self._stored[name]
         return stored.pieces(self._source, dtype) if stored.is_linear else whole_matrix(self.read(name).astype(dtype))
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Announce that the tensors will be read next."""
+        self._source.prepare(list(dict.fromkeys(self._stored[name].name for name in names)))
 
     def release(self, name: str) -> None:
         """Give back the memory of the stored tensor, if all the tensors that it holds are released."""

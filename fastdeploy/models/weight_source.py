@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ from fastdeploy.config.checkpoint_json import read_json_object
 from fastdeploy.config.foreign_formats import refuse_quantized_tensors
 from fastdeploy.config.packed_checkpoint import HEADER_FILE
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.models.finite import is_finite
+from fastdeploy.models.finite import find_not_finite, is_finite
 from fastdeploy.ops.linear import WeightPiece
 from fastdeploy.ops.registry import selected_backend
 
@@ -56,6 +56,9 @@ class WeightSource(Protocol):
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return a linear layer's weight, converted to this dtype, as pieces in order."""
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Announce that small tensors will be read next, so that what takes time is done for several at once."""
 
     def release(self, name: str) -> None:
         """Give back the memory of a tensor, which is not read again."""
@@ -108,9 +111,23 @@ class SafetensorsSource:
         tensor = self._tensors[name]
         if name not in self._checked:
             if not is_finite(tensor):
-                raise ConfigError("model", f"{self._file_names[name]}: tensor {name} has values that are not finite")
+                raise self._not_finite(name)
             self._checked.add(name)
         return tensor
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Check several tensors at once, which also brings them into memory.
+
+        Raises:
+            ConfigError: one has a value that is not finite.
+        """
+        wrong = find_not_finite({name: self._tensors[name] for name in names})
+        if wrong is not None:
+            raise self._not_finite(wrong)
+        self._checked.update(names)
+
+    def _not_finite(self, name: str) -> ConfigError:
+        return ConfigError("model", f"{self._file_names[name]}: tensor {name} has values that are not finite")
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the whole matrix, without a copy if the file holds this dtype."""
@@ -176,6 +193,9 @@ class DummySource:
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the values of `read` as one piece."""
         return whole_matrix(self.read(name).astype(dtype))
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Do nothing: the values are made when they are read."""
 
     def release(self, name: str) -> None:
         """Do nothing: the values are not kept."""

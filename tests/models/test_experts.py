@@ -220,6 +220,24 @@ def test_tensors_of_other_experts_and_of_wrong_sizes_are_named(tmp_path: Path) -
     assert "model.layers.2.mlp.gate.weight is [9, 32], expected [8, 32]" in message
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("qwen3_moe", "model.layers.2.mlp.experts.5.up_proj.weight"),
+        ("ernie4_5_moe_paddle", "ernie.layers.1.mlp.experts.7.up_gate_proj.weight"),
+        ("glm4_moe", "model.layers.1.mlp.gate.e_score_correction_bias"),
+    ],
+)
+def test_a_value_that_is_not_finite_is_refused_by_the_name_of_its_tensor(name: str, wrong: str, tmp_path: Path) -> None:
+    def spoil(tensors: dict[str, paddle.Tensor]) -> None:
+        values = tensors[wrong].astype("float32").numpy()
+        values.flat[-1] = np.inf
+        tensors[wrong] = paddle.to_tensor(values).astype(tensors[wrong].dtype)
+
+    message = refusal(copy_of(name, tmp_path / "model", spoil))
+    assert f"tensor {wrong} has values that are not finite" in message
+
+
 def test_a_shared_expert_that_the_configuration_does_not_have_is_unexpected(tmp_path: Path) -> None:
     folder = copy_of("ernie4_5_moe", tmp_path / "model", lambda tensors: None, moe_num_shared_experts=0)
     assert "6 unexpected (model.layers.1.mlp.shared_experts.down_proj.weight" in refusal(folder)
