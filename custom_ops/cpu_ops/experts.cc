@@ -174,11 +174,18 @@ void experts_up(const ExpertsUpArgs& a) {
       });
 }
 
+// Returns the panels of an item of experts_down: two items per thread, because every item prepares all rows again and
+// begins to read the matrix of every expert anew.
+static int64_t down_panels(int64_t panels) {
+  const int64_t each = panels / (2 * num_threads()) / kGroupPanels * kGroupPanels;
+  return each < kGroupPanels ? panels_per_tile(panels, 1) : each;
+}
+
 void experts_down(const ExpertsDownArgs& a) {
   if (a.rows == 0) return;
   const ExpertMatrices& m = a.matrices;
   const TouchedExperts touched(a.starts, m.num_experts);
-  const int64_t panels = num_panels(m.outputs, false), each = panels_per_tile(panels, 1);
+  const int64_t panels = num_panels(m.outputs, false), each = down_panels(panels);
   const bool parallel = a.rows * a.num_chosen * panels * kPanel * m.inputs >= kMinParallelProducts;
   for_each_in_ranges((panels + each - 1) / each, parallel, [&](int64_t tile) {
     const int64_t first = tile * each, count = first + each < panels ? each : panels - first;
