@@ -117,11 +117,11 @@ def read_packed_header(folder: Path) -> PackedHeader | None:
         _refuse(file, f"was changed after it was written; {AGAIN}")
     try:
         header = _parse(content)
-        in_file = all(_is_inside(tensor, header.num_bytes) for tensor in _tensors(header))
+        are_apart = _are_apart(header)
     except (AttributeError, KeyError, TypeError, ValueError, ConfigError) as error:
         _refuse(file, f"is not valid ({error!s:.120}); {AGAIN}")
-    if not in_file:
-        _refuse(file, f"names bytes that are not in {DATA_FILE}; {AGAIN}")
+    if not are_apart:
+        _refuse(file, f"names bytes twice, or bytes that are not in {DATA_FILE}; {AGAIN}")
     try:
         num_bytes = data.stat().st_size
     except OSError as error:
@@ -161,8 +161,14 @@ def _tensors(header: PackedHeader) -> Iterator[PackedTensor]:
         yield from entry.tensors.values()
 
 
-def _is_inside(tensor: PackedTensor, num_bytes: int) -> bool:
-    return min(tensor.shape, default=1) > 0 and 0 <= tensor.offset <= num_bytes - tensor.num_bytes
+def _are_apart(header: PackedHeader) -> bool:
+    """Return whether no tensor is empty, overlaps another one or ends beyond the file."""
+    end = 0
+    for tensor in sorted(_tensors(header), key=lambda tensor: tensor.offset):
+        if tensor.offset < end or min(tensor.shape, default=1) < 1:
+            return False
+        end = tensor.offset + tensor.num_bytes
+    return end <= header.num_bytes
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -42,7 +42,8 @@ class StoredLayers:
     ) -> StoredLayers:
         """Find the layers by the names of the files' tensors.
 
-        The projection is not square, so its shape shows how linear layers are stored.
+        Shapes that are not square show how linear layers are stored. The projection is looked at by itself, since
+        files of ERNIE-4.5-300B-A47B have it as [in, out] beside linear layers that are [out, in].
 
         Raises:
             ConfigError: the layers do not read `hidden_state`.
@@ -53,13 +54,24 @@ class StoredLayers:
         shapes = Shapes()
         for form in forms:
             shapes.update(form.shapes(config))
-        projections = [names.get(f"{form.projection}.weight", "") for form in forms[:1]]
-        is_paddle = [source.shapes.get(name) for name in projections] == [(2 * config.hidden_size, config.hidden_size)]
+        found = {name: source.shapes[stored] for name, stored in names.items()}
+        is_paddle = any(_is_transposed(found, form.block.shapes | form.shapes(config)) for form in forms[:1])
         whole = {form.embedding for form in forms} if is_paddle else shapes
         stored = dict(stored_whole(shapes, prefix, whole))
         if is_paddle:
             stored.update(stored_fused(source, config, architecture, prefix, [form.block for form in forms]))
+        for name in (f"{form.projection}.weight" for form in forms):
+            is_linear = _is_transposed(found, {name: shapes[name]})
+            stored[name] = Stored(stored[name].name, shapes[name][:: -1 if is_linear else 1], is_linear)
         return cls(forms, names, shapes, stored, is_paddle)
+
+
+def _is_transposed(found: Shapes, expected: Shapes) -> bool:
+    """Return whether the first matrix that is not square is stored as [in, out]."""
+    for name, shape in expected.items():
+        if len(shape) == 2 and shape[0] != shape[1] and found.get(name) in (shape, shape[::-1]):
+            return found[name] != shape
+    return False
 
 
 def mtp_tensor_names(source: WeightSource, config: ModelConfig, architecture: Architecture) -> frozenset[str]:

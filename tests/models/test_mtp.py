@@ -185,7 +185,13 @@ def to_fused_paddle(tensors: Tensors) -> None:
     tensors[f"{mlp}.up_gate_proj.weight"] = paddle.concat(gate_up, axis=1)
 
 
-@pytest.mark.parametrize("change", [unchanged, to_paddle, to_fused_paddle])
+def transpose_projection(tensors: Tensors) -> None:
+    """Store the projection alone as [in, out]."""
+    name = "model.mtp_linear_proj.0.weight"
+    tensors[name] = tensors[name].t().contiguous()
+
+
+@pytest.mark.parametrize("change", [unchanged, to_paddle, to_fused_paddle, transpose_projection])
 def test_a_separate_folder_in_either_layout_gives_the_same_layer(
     target: CausalLM, tmp_path: Path, change: Callable[[Tensors], None]
 ) -> None:

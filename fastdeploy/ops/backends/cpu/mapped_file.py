@@ -22,8 +22,10 @@ class MappedFile:
     def __init__(self, path: Path, num_bytes: int) -> None:
         """Map the first num_bytes bytes, of which there is at least one."""
         self._storage = paddle.MmapStorage(str(path), num_bytes)
+        # By offset. Paddle aborts if two tensors of one address, which it did not make as views of one, are freed.
+        self._tensors: dict[int, paddle.Tensor] = {}
         libc = ctypes.CDLL(None, use_errno=True)
-        address = ctypes.c_void_p(self.tensor("uint8", [1], 0).data_ptr())
+        address = ctypes.c_void_p(self._storage.get_slice(dtype="uint8", start=0, stop=1).data_ptr())
         size = ctypes.c_size_t(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         libc.madvise(address, size, _MADV_HUGEPAGE)  # it changes nothing where the file system has no huge pages
         if libc.mprotect(address, size, mmap.PROT_READ):
@@ -36,5 +38,8 @@ class MappedFile:
             offset: of its first byte, a multiple of the size of an element.
         """
         num_bytes = math.prod(shape) * ITEM_BYTES[dtype]
-        flat = self._storage.get_slice(dtype="uint8", start=offset, stop=offset + num_bytes)
+        if offset not in self._tensors:
+            self._tensors[offset] = self._storage.get_slice(dtype="uint8", start=offset, stop=offset + num_bytes)
+        flat = self._tensors[offset]
+        assert flat.shape[0] == num_bytes, "tensors do not overlap"
         return flat.view(dtype).reshape(list(shape))
