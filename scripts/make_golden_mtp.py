@@ -5,9 +5,10 @@ Run in an environment with torch and transformers 5 (neither is needed to run th
 
     python scripts/make_golden_mtp.py
 
-The layer is trained for one draft on texts of the model, so that drafts are accepted. Its tensors have the names of
-GLM-4.5's files. reference.npz has log-probabilities of transformers' MtpModel in float32: of the first draft after each
-of POSITIONS, and of two further drafts after the last token, each of which reads the state before it.
+The layer is trained for one draft on texts of the model, so that drafts of these are accepted. Its tensors have the
+names of GLM-4.5's files. reference.npz has log-probabilities of transformers' MtpModel in float32: of the first draft
+after each of POSITIONS, and of two further drafts after the last token, each of which reads the state before it. It
+also has greedy texts of the model, and the three drafts after each token of their outputs.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 from make_golden_checkpoints import GOLDEN, POSITIONS
-from make_golden_experts import MARGIN, is_router, margin
+from make_golden_experts import MARGIN, is_router, margin, run
 from safetensors.torch import save_file
 from torch.nn import functional as F
 from transformers import Glm4MoeForCausalLM
 from transformers.modeling_layers import MtpModel
 
 TARGET, NAME = "glm4_moe", "glm4_moe_mtp"
-NUM_TEXTS, TEXT_LEN = 64, 48
+NUM_SAMPLED = 32
 NUM_STEPS = 300
 NUM_DRAFTS = 3
+NUM_REPLAYED, NUM_LEARNT, PROMPT_LEN, TEXT_LEN = 6, 3, 16, 60
+MIN_MARGIN = 3e-4  # of replayed texts, in logits and in scores of experts: float32 errors are a hundredth of it
 
 
 def make_layer(target: Glm4MoeForCausalLM, generator: torch.Generator) -> MtpModel:
@@ -53,13 +56,14 @@ def outputs(mtp: MtpModel, tokens: torch.Tensor, states: torch.Tensor) -> torch.
     return found
 
 
-def train(mtp: MtpModel, target: Glm4MoeForCausalLM, generator: torch.Generator) -> None:
-    """Train the layer on sampled texts for one draft; its router, embedding and head stay as they are."""
-    tokens = torch.randint(0, target.config.vocab_size, (NUM_TEXTS, 2), generator=generator)
+def train(mtp: MtpModel, target: Glm4MoeForCausalLM, texts: list[list[int]], generator: torch.Generator) -> None:
+    """Train the layer on texts and sampled ones for one draft; its router, embedding and head stay as they are."""
+    tokens = torch.randint(0, target.config.vocab_size, (NUM_SAMPLED, 2), generator=generator)
     with torch.no_grad():
         while tokens.shape[1] < TEXT_LEN:
             probs = target(tokens, use_cache=False).logits[:, -1].mul(2.0).softmax(-1)
             tokens = torch.cat([tokens, torch.multinomial(probs, 1, generator=generator)], dim=1)
+        tokens = torch.cat([tokens, torch.tensor(texts)])
         states = target.model(tokens, use_cache=False).last_hidden_state
     weights = [weight for name, weight in mtp.layers.named_parameters() if not is_router(name)]
     adam = torch.optim.Adam(weights, lr=3e-3)
@@ -102,6 +106,36 @@ def reference(mtp: MtpModel, target: Glm4MoeForCausalLM, tokens: list[int]) -> t
     return values, min(margins)
 
 
+@torch.no_grad()
+def greedy_text(target: Glm4MoeForCausalLM, generator: torch.Generator) -> list[int]:
+    """Return a random prompt and its greedy continuation, whose choices are decisive."""
+    while True:
+        tokens = torch.randint(0, target.config.vocab_size, (PROMPT_LEN,), generator=generator).tolist()
+        while len(tokens) < TEXT_LEN:
+            logits, margins = run(target, tokens)
+            best = logits[-1].topk(2).values
+            if min(margins.min(), best[0] - best[1]) < MIN_MARGIN:
+                break
+            tokens.append(int(logits[-1].argmax()))
+        else:
+            return tokens
+
+
+@torch.no_grad()
+def drafts_of(mtp: MtpModel, target: Glm4MoeForCausalLM, text: list[int]) -> list[list[int]]:
+    """Return the drafts after text[:end] for each end from the first token of the output on."""
+    states = target.model(torch.tensor([text]), use_cache=False).last_hidden_state
+    found = []
+    for end in range(PROMPT_LEN + 1, len(text)):
+        inputs, tokens = states[:, : end - 1], text[:end]
+        for _ in range(NUM_DRAFTS):
+            state = outputs(mtp, torch.tensor([tokens[1:]]), inputs)[:, -1:]
+            tokens.append(int(mtp.shared_head(state).argmax()))
+            inputs = torch.cat([inputs, state], dim=1)
+        found.append(tokens[end:])
+    return found
+
+
 def round_weights(mtp: MtpModel) -> None:
     """Round the layer's weights, but for its router, to bfloat16 values, as they are stored."""
     for name, weight in mtp.layers.named_parameters():
@@ -131,13 +165,15 @@ def main() -> None:
     ).eval()
     tokens = np.load(GOLDEN / TARGET / "reference.npz")["tokens"].tolist()
     generator = torch.Generator().manual_seed(sum(NAME.encode()))
-    smallest = 0.0
+    texts, smallest = [greedy_text(target, generator) for _ in range(NUM_REPLAYED)], 0.0
     while smallest < MARGIN["sigmoid"] / 5:
         mtp = make_layer(target, generator)
-        train(mtp, target, generator)
+        train(mtp, target, texts[:NUM_LEARNT], generator)
         round_weights(mtp)
         values, smallest = reference(mtp, target, tokens)
         print(f"margin {smallest:.4f}", flush=True)
+    values["texts"] = np.array(texts, np.int32)
+    values["drafts_of_texts"] = np.array([drafts_of(mtp, target, text) for text in texts], np.int32)
     folder = GOLDEN / NAME
     folder.mkdir(exist_ok=True)
     save_file(stored_tensors(mtp, target), folder / "model.safetensors", metadata={"format": "pt"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -194,15 +194,30 @@ def replayed_counts(
 
     Args:
         states: [len(texts), T, hidden], the target's that the layer reads.
-        num_prompt_tokens: of each text; the next token is the prompt's first one and has no draft.
+        num_prompt_tokens: of each text.
+    """
+
+    def drafts_after(index: int, end: int) -> Iterator[int]:
+        return defined_drafts([layer], texts[index][:end], states[index][: end - 1])
+
+    return replay(texts, num_prompt_tokens, num_drafts, drafts_after)
+
+
+def replay(
+    texts: list[list[int]], num_prompt_tokens: int, num_drafts: int, drafts_after: Callable[[int, int], Iterable[int]]
+) -> Counts:
+    """Return the counts of engine steps over texts, of which the first output token has no draft.
+
+    Args:
+        num_prompt_tokens: of each text.
+        drafts_after: returns the drafts after the first `end` tokens of the text of this index.
     """
     counts = np.zeros((2, num_drafts), np.int64)
-    for text, of_text in zip(texts, states):
+    for index, text in enumerate(texts):
         end = num_prompt_tokens + 1
         while end < len(text):
             room = min(num_drafts, len(text) - end - 1)
-            drafts = defined_drafts([layer], text[:end], of_text[: end - 1])
-            pairs = zip(text[end : end + room], drafts)
+            pairs = zip(text[end : end + room], drafts_after(index, end))
             num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             counts[0, :room] += 1
             counts[1, :num_accepted] += 1

@@ -29,7 +29,7 @@ from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from tests.exactness.requests import run_all
-from tests.models.mtp_training import DefinedLayer, replayed_counts, states_of, train
+from tests.models.mtp_training import DefinedLayer, replay, replayed_counts, states_of, train
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 GLM, GLM_LAYER, ERNIE = GOLDEN / "glm4_moe", GOLDEN / "glm4_moe_mtp", GOLDEN / "ernie4_5_moe"
@@ -218,6 +218,25 @@ def test_texts_of_a_model_with_experts_do_not_depend_on_its_layer(
         assert run_all(engine, requests) == plain
     stats = engine.stats()
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert (stats.num_preemptions > 0) == (num_blocks is not None)
+
+
+@pytest.mark.parametrize(("chunk", "num_blocks"), [(256, None), (7, None), (7, 18)], ids=str)
+def test_a_layer_with_experts_has_the_acceptance_of_transformers(chunk: int, num_blocks: int | None) -> None:
+    reference = np.load(GLM_LAYER / "reference.npz")
+    texts, drafts = reference["texts"].tolist(), reference["drafts_of_texts"]
+    params = SamplingParams(temperature=0.0, max_tokens=TEXT_LEN - PROMPT_LEN, ignore_eos=True)
+    requests = [GenerationRequest(str(i), text[:PROMPT_LEN], params) for i, text in enumerate(texts)]
+    expected = replay(texts, PROMPT_LEN, NUM_DRAFTS, lambda i, end: drafts[i, end - PROMPT_LEN - 1])
+    engine = engine_of(GLM, mtp(layer=GLM_LAYER), chunk, num_blocks)
+    found = run_all(engine, requests)
+    assert [[*text[:PROMPT_LEN], *found[str(i), 0].token_ids] for i, text in enumerate(texts)] == texts
+    stats = engine.stats()
+    counts = np.array([stats.drafted_per_position, stats.accepted_per_position])
+    np.testing.assert_allclose(counts[1] / counts[0], expected[1] / expected[0], rtol=0, atol=0.01)
+    if num_blocks is None:
+        np.testing.assert_array_equal(counts, expected)
+    assert counts[1].min() > 0
     assert (stats.num_preemptions > 0) == (num_blocks is not None)
 
 
