@@ -27,7 +27,7 @@ from fastdeploy.models import mtp
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import collect_mtp_weights
-from fastdeploy.models.mtp_forms import deepseek_form, ernie_form
+from fastdeploy.models.mtp_forms import ernie_form
 from fastdeploy.models.packed_store import PackedWriter
 from fastdeploy.models.packing import pack_checkpoint
 from fastdeploy.models.registry import find_architecture
@@ -173,23 +173,26 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[list[mtp.MTPWeights]]:
     return loaded
 
 
-@pytest.mark.parametrize("name", ["glm4_moe", "ernie4_5_moe"])
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [("glm4_moe", "model.layers.3.mlp.experts.gate_up"), ("ernie4_5_moe", "model.mtp_block.0.mlp.down_proj")],
+)
 def test_layers_of_models_with_experts_are_packed_too(
-    tmp_path: Path, loaded: list[list[mtp.MTPWeights]], name: str
+    tmp_path: Path, loaded: list[list[mtp.MTPWeights]], name: str, weight: str
 ) -> None:
     shutil.copytree(GOLDEN / name, tmp_path / "plain")
     config = ModelConfig.from_pretrained(tmp_path / "plain", dtype="bfloat16")
-    architecture = find_architecture(config)
-    form = ernie_form(config, architecture, 0, "normed")
     if name == "glm4_moe":
-        form = deepseek_form(config, architecture, config.num_layers, [])
-    source = DummySource(form.shapes(config), seed=0)
-    tensors = {key: source.read(key).astype("bfloat16") for key in source.shapes}
+        tensors = load_file(GOLDEN / "glm4_moe_mtp" / "model.safetensors")
+    else:
+        source = DummySource(ernie_form(config, find_architecture(config), 0, "normed").shapes(config), seed=0)
+        tensors = {key: source.read(key).astype("bfloat16") for key in source.shapes}
     file = tmp_path / "plain" / "model.safetensors"
     save_file(load_file(file) | tensors, file, {"format": "pt"})
-    formats = pack(tmp_path / "plain", tmp_path / "packed", "wint4").mtp_quantization
+    header = pack(tmp_path / "plain", tmp_path / "packed", "wint4")
+    assert header.entries[weight].fields["quantization"] == ("wint4" if "experts" in weight else "wint8")
     for target in (load(tmp_path / "packed"), load(tmp_path / "plain", QuantizationConfig.from_value("wint4"))):
-        mtp.load_mtp_layers(target, None, "default_v1", formats)
+        mtp.load_mtp_layers(target, None, "default_v1", header.mtp_quantization)
     assert leaves(tuple(loaded[0])) == leaves(tuple(loaded[1]))
 
 
