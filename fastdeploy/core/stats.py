@@ -51,6 +51,21 @@ class SuffixCacheStats:
 
 
 @dataclass
+class ExpertStats:
+    """How the rows of steps were spread over the experts of the target's sparse layers; sums over all steps.
+
+    Attributes:
+        layers: index of each sparse layer in the decoder.
+        largest_loads: for each of these layers, the rows of the expert that has most of them.
+        mean_load: the rows of an expert, as the mean of all experts of a layer; it is the same in every layer.
+    """
+
+    layers: list[int] = field(default_factory=list)
+    largest_loads: list[int] = field(default_factory=list)
+    mean_load: float = 0.0
+
+
+@dataclass
 class NodeStats:
     """What the agent of a node reports: its place in the cluster and its transfers, since its start.
 
@@ -102,6 +117,7 @@ HISTOGRAM_BOUNDS: dict[str, tuple[float, ...]] = {
     "request_prefill_kv_computed_tokens": _TOKENS,
     "request_num_preemptions": (0, 1, 2, 3, 5, 10, 20, 50),
     "request_params_n": (1, 2, 5, 10, 20, 50, 100),
+    "moe_distinct_experts": (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512),
 }
 """Histogram that the engine keeps -> the upper bounds of its buckets."""
 
@@ -135,6 +151,7 @@ class EngineStats:
         num_forbidden_draft_tokens: proposed tokens that a grammar or a reasoning budget forbids; they are not verified.
         drafted_per_position, accepted_per_position: [i] number of steps that verified, and that accepted, draft i.
         drafted_per_source, accepted_per_source: number of draft tokens by source.
+        experts: None if the model has none.
     """
 
     num_running: int = 0
@@ -166,4 +183,5 @@ class EngineStats:
     num_finished: dict[str, int] = field(default_factory=dict)
     draft_length: DraftLengthStats = field(default_factory=DraftLengthStats)
     histograms: dict[str, Histogram] = field(default_factory=dict)
+    experts: ExpertStats | None = None
     node: NodeStats | None = None

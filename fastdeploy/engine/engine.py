@@ -24,6 +24,7 @@ from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.drafts import QuotaFunction, constrain_drafts, may_draft, propose_drafts
+from fastdeploy.engine.expert_counter import ExpertCounter
 from fastdeploy.engine.futures import all_done
 from fastdeploy.engine.kv_transfer import KVTransfer, make_handover
 from fastdeploy.engine.output_processor import OutputProcessor
@@ -61,6 +62,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         description: dict[str, Any] | None = None,
         transfer: KVTransfer | None = None,
+        experts: ExpertCounter | None = None,
     ) -> None:
         self.admission = admission
         self.scheduler = scheduler
@@ -75,7 +77,7 @@ class Engine:
         self._with_deadline: list[Request] = []
         self._leaving: list[str] = []  # requests to be given up
         self._handovers: list[Handover] = []  # those given up, without a transfer
-        self._stats = StatsCollector()
+        self._stats = StatsCollector(experts)
 
     @classmethod
     def from_config(cls, config: EngineConfig, on_progress: Callable[[str, float], None] | None = None) -> Engine:

@@ -27,6 +27,7 @@ from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.cluster_group import group_digest, layout_digests
 from fastdeploy.engine.description import describe_engine, make_fingerprint
 from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.expert_counter import ExpertCounter
 from fastdeploy.engine.kv_transfer import KVTransfer
 from fastdeploy.engine.memory_plan import MemoryPlan, allocate_kv_caches, plan_memory
 from fastdeploy.engine.output_processor import OutputProcessor
@@ -34,6 +35,7 @@ from fastdeploy.engine.weight_memory import check_weights_fit
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.kv_cache.arena import Arena
 from fastdeploy.kv_cache.manager import KVCacheManager
+from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.models.registry import check_device
@@ -134,10 +136,20 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         proposer,
         OutputProcessor(spec.eos_token_ids, _make_scanner_factory(spec.tokenizer), time.monotonic),
         description=description,
+        experts=_make_expert_counter(model, model_config),
     )
     if config.is_clustered or config.hands_over:
         description["cluster"] = _join_cluster(engine, spec, fingerprint, drafting, memory)
     return engine
+
+
+def _make_expert_counter(model: CausalLM, config: ModelConfig) -> ExpertCounter | None:
+    """Return what counts the load of the experts; None if all layers are dense."""
+    load, experts = model.expert_load, config.experts
+    if load is None or experts is None:
+        return None
+    layers = [index for index, is_sparse in enumerate(experts.sparse_layers) if is_sparse]
+    return ExpertCounter(load.array, load.num_experts, load.num_chosen, layers)
 
 
 def _measure_step(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fastdeploy.core.request import GenerationRequest, Request, SpeculationStats
 from fastdeploy.core.stats import HISTOGRAM_BOUNDS, EngineStats, Histogram
 from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
+from fastdeploy.engine.expert_counter import ExpertCounter
 
 if TYPE_CHECKING:
     from fastdeploy.engine.batch_scheduler import BatchScheduler
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 class StatsCollector:
     """Counts events, and adds up the counts that each request keeps itself. Definitions: docs/glossary.md."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: ExpertCounter | None = None) -> None:
+        """Start with zeros; `experts` counts for a model that has them."""
+        self._experts = experts
         self._stats = EngineStats()
         self._finished_speculation = SpeculationStats()  # of requests that have ended
         self._histograms = {name: Histogram([0] * (len(bounds) + 1)) for name, bounds in HISTOGRAM_BOUNDS.items()}
@@ -43,6 +46,8 @@ class StatsCollector:
             end_s: when the step ended.
         """
         self._observe("iteration_tokens_total", plan.num_scheduled_tokens)
+        if self._experts is not None:
+            self._observe("moe_distinct_experts", self._experts.count(plan.num_scheduled_tokens))
         for scheduled in plan.requests[len(plan.requests) - plan.num_admitted :]:
             if scheduled.request.metrics.num_preemptions == 0:
                 self._count_prefill(scheduled.request)
@@ -121,5 +126,6 @@ class StatsCollector:
             accepted_per_source=dict(speculation.accepted_per_source),
             num_finished=dict(self._stats.num_finished),
             draft_length=scheduler.length_policy.stats(),
+            experts=None if self._experts is None else self._experts.stats(),
             histograms={name: Histogram(list(h.counts), h.total) for name, h in self._histograms.items()},
         )

@@ -11,7 +11,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from fastdeploy.core.stats import HISTOGRAM_BOUNDS, DraftLengthStats, EngineStats, Histogram, SuffixCacheStats
+from fastdeploy.core.stats import (
+    HISTOGRAM_BOUNDS,
+    DraftLengthStats,
+    EngineStats,
+    ExpertStats,
+    Histogram,
+    SuffixCacheStats,
+)
 
 PREFIX = "fastdeploy:"
 _CACHE_LABELS = {"num_blocks": "num_gpu_blocks", "dtype": "cache_dtype"}  # second names
@@ -21,6 +28,7 @@ _HISTOGRAM_TEXTS = {
     "request_prefill_kv_computed_tokens": "Prompt tokens of a choice that were not found in a cache",
     "request_num_preemptions": "Preemptions of a choice",
     "request_params_n": "Choices per request (n)",
+    "moe_distinct_experts": "Experts of a layer that have rows in a step, mean of the layers",
 }
 
 
@@ -43,6 +51,7 @@ class EngineCollector(Collector):
         yield from _prompt_tokens(stats)
         yield from _histograms(stats)
         yield from _speculation(stats, description.get("speculation", {}))
+        yield from _experts(stats.experts or ExpertStats())
         yield from _suffix_cache(stats.suffix_cache or SuffixCacheStats())
 
 
@@ -116,6 +125,18 @@ def _histograms(stats: EngineStats) -> Iterator[Metric]:
         family = HistogramMetricFamily(PREFIX + name, _HISTOGRAM_TEXTS[name])
         family.add_metric([], list(zip(uppers, accumulate(histogram.counts))), histogram.total)
         yield family
+
+
+def _experts(stats: ExpertStats) -> Iterator[Metric]:
+    """Yield the load of experts; series by layer are missing if the model has no experts."""
+    loads = {str(layer): load for layer, load in zip(stats.layers, stats.largest_loads)}
+    yield _counters("moe_largest_load", "Rows of the expert of a layer that has most in a step", "layer", loads, {})
+    yield _counter("moe_mean_load", "Rows of an expert in a step, mean of all experts", stats.mean_load)
+    text = "Largest / mean load of the experts of a layer since the start; 1 is even"
+    imbalance = GaugeMetricFamily(PREFIX + "moe_load_imbalance", text, labels=["layer"])
+    for layer, load in loads.items():
+        imbalance.add_metric([layer], _ratio(load, stats.mean_load))
+    yield imbalance
 
 
 def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator[Metric]:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fastdeploy.core.request import NO_DRAFT, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.core.stats import HISTOGRAM_BOUNDS
+from fastdeploy.core.stats import HISTOGRAM_BOUNDS, ExpertStats
 from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
+from fastdeploy.engine.expert_counter import ExpertCounter
 from fastdeploy.engine.stats_collector import StatsCollector
 
 
@@ -76,3 +79,21 @@ def test_sources_never_exceed_the_prompt_although_resumed_tokens_may_be_cached()
     stats = collector._stats
     assert (stats.num_transferred_prompt_tokens, stats.num_cached_prompt_tokens) == (4, 6)
     assert stats.num_computed_prompt_tokens == 0
+
+
+def test_spread_over_experts_is_read_after_each_step() -> None:
+    load = np.zeros((2, 2), np.int32)
+    collector, a = StatsCollector(ExpertCounter(load, num_experts=8, num_chosen=2, layers=[1, 3])), choice("a")
+    load[:] = [[6, 4], [8, 3]]
+    step(collector, 1.0, (a, 10, 1))
+    load[:] = [[2, 1], [2, 1]]
+    step(collector, 2.0, (a, 1, 1))
+    assert nonzero(collector, "moe_distinct_experts") == ({2: 1, 8: 1}, 9.0)
+    assert collector._experts is not None
+    assert collector._experts.stats() == ExpertStats([1, 3], [5, 4], 10 * 2 / 8 + 2 / 8)
+
+
+def test_model_without_experts_counts_none() -> None:
+    collector, a = StatsCollector(), choice("a")
+    step(collector, 1.0, (a, 10, 1))
+    assert nonzero(collector, "moe_distinct_experts") == ({}, 0.0)

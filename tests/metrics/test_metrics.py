@@ -17,7 +17,7 @@ import fastdeploy
 from fastdeploy.config.env import Env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
-from fastdeploy.core.stats import DraftLengthStats, EngineStats, Histogram, SuffixCacheStats
+from fastdeploy.core.stats import DraftLengthStats, EngineStats, ExpertStats, Histogram, SuffixCacheStats
 from fastdeploy.metrics.engine_collector import EngineCollector
 from fastdeploy.metrics.logs import set_up_logging
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
@@ -46,6 +46,7 @@ STATS = EngineStats(
     suffix_cache=SuffixCacheStats(4096, 8192, 3, 50, 2, 7, 9),
     num_finished={"stop": 2, "length": 1},
     histograms={"request_params_n": Histogram([4, 1, 1, 0, 0, 0, 0, 1], 190.0)},
+    experts=ExpertStats([1, 3], [12, 30], 6.0),
     draft_length=DraftLengthStats(
         mean_length=1.5, num_rows=4, num_zero_choices=3, num_withheld_tokens=9, is_paused=True, paused_s=2.5
     ),
@@ -107,6 +108,10 @@ def exposition() -> dict[str, float]:
         ('fastdeploy:request_params_n_bucket{le="5.0"}', 6),
         ('fastdeploy:request_params_n_bucket{le="+Inf"}', 7),
         ("fastdeploy:request_params_n_count", 7),
+        ('fastdeploy:moe_largest_load_total{layer="3"}', 30),
+        ("fastdeploy:moe_mean_load_total", 6),
+        ('fastdeploy:moe_load_imbalance{layer="1"}', 2),
+        ('fastdeploy:moe_load_imbalance{layer="3"}', 5),
         ("fastdeploy:request_params_n_sum", 190.0),
         ('fastdeploy:iteration_tokens_total_bucket{le="+Inf"}', 0),
         ("fastdeploy:spec_decode_num_drafts_total" + LABELS, 4),
