@@ -65,13 +65,18 @@ class BatchScheduler:
     have rows in this step already are kept, as are requests of clients that hold less.
 
     In a step with decoding requests, the number of prefill rows is limited to the number of their rows, to
-    MIN_PREFILL_ROWS, or to what takes MAX_DECODE_STALL_S, whichever is most. A new prompt therefore delays the next
+    `min_prefill_rows`, or to what takes MAX_DECODE_STALL_S, whichever is most. A new prompt therefore delays the next
     tokens of other requests by the time of about one more step, or by a time that is not noticeable.
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, length_policy: LengthPolicy | None = None
+        self,
+        config: SchedulerConfig,
+        kv_cache_manager: KVCacheManager,
+        length_policy: LengthPolicy | None = None,
+        min_prefill_rows: int = MIN_PREFILL_ROWS,
     ) -> None:
+        """Start without requests."""
         self.config = config
         self.kv_cache_manager = kv_cache_manager
         self.length_policy = length_policy or LengthPolicy()
@@ -79,7 +84,8 @@ class BatchScheduler:
         self.running: list[Request] = []  # sorted by priority, then by arrival
         self.num_preemptions = 0
         self._num_arrivals = 0
-        self._rows_per_s = 0.0  # of steps with at least MIN_PREFILL_ROWS rows; 0 before the first
+        self._min_prefill_rows = min_prefill_rows
+        self._rows_per_s = 0.0  # of steps with at least so many rows; 0 before the first
 
     @property
     def waiting(self) -> list[Request]:
@@ -136,7 +142,7 @@ class BatchScheduler:
     def record_step_time(self, plan: StepPlan, step_s: float) -> None:
         """Update the rate at which prompts are expected to be prefilled."""
         num_rows = plan.num_scheduled_tokens
-        if num_rows >= MIN_PREFILL_ROWS and step_s > 0:
+        if num_rows >= self._min_prefill_rows and step_s > 0:
             rows_per_s = num_rows / step_s
             self._rows_per_s += (rows_per_s - self._rows_per_s) * (RATE_WEIGHT if self._rows_per_s else 1)
 
@@ -151,7 +157,7 @@ class BatchScheduler:
         if plan.is_shared:
             can_admit = self.shares.num_waiting > 0 and len(self.running) < self.config.max_num_seqs
             if has_begun_prompts or can_admit:
-                num_reserved = min(MIN_PREFILL_ROWS, plan.budget // 2)
+                num_reserved = min(self._min_prefill_rows, plan.budget // 2)
             if sum(1 + len(r.draft) for r in decoding) > plan.budget - num_reserved:
                 decoding = self.shares.sort(decoding)
         plan.budget -= num_reserved
@@ -268,7 +274,7 @@ class BatchScheduler:
 
     def _prefill_budget(self) -> int:
         """Return how many prefill rows a step may have beside few rows of decoding requests."""
-        return max(MIN_PREFILL_ROWS, int(self._rows_per_s * MAX_DECODE_STALL_S))
+        return max(self._min_prefill_rows, int(self._rows_per_s * MAX_DECODE_STALL_S))
 
     def _waits_for_choice(self, request: Request) -> bool:
         """Return whether another choice of the same request still computes something that this one can share."""

@@ -23,7 +23,7 @@ from fastdeploy.detokenize.stop_strings import StopStringScanner
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
-from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.batch_scheduler import MIN_PREFILL_ROWS, BatchScheduler
 from fastdeploy.engine.cluster_group import group_digest, layout_digests
 from fastdeploy.engine.description import describe_engine, make_fingerprint
 from fastdeploy.engine.engine import Engine
@@ -61,6 +61,8 @@ from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 from fastdeploy.worker.step_timing import time_draft_passes, time_steps
 
 Progress = Callable[[str, float], None]
+
+MIN_ROWS_PER_EXPERT = 8  # on average of a prompt's chunk; with fewer, reading an expert takes longer than computing it
 
 logger = logging.getLogger("fastdeploy.engine")
 
@@ -131,6 +133,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
             config.scheduler,
             KVCacheManager(memory.num_blocks, memory.block_size, config.cache.enable_prefix_caching, repr(fingerprint)),
             _make_length_policy(spec, runner, drafter, proposer, memory),
+            _min_prefill_rows(model_config),
         ),
         runner,
         proposer,
@@ -296,6 +299,16 @@ def _make_length_policy(
     times_of_pass = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
     passes = DraftPasses(proposer.name, max_passes, times_of_pass)
     return AdaptiveLength(times, passes, speculative.extension is not None, clock)
+
+
+def _min_prefill_rows(config: ModelConfig) -> int:
+    """Return the prefill rows that a step may have beside decoding requests, however slow it is.
+
+    A chunk of a prompt reads nearly all experts once it has about 3 E / k rows, and each of them for few rows.
+    """
+    if config.experts is None:
+        return MIN_PREFILL_ROWS
+    return max(MIN_PREFILL_ROWS, MIN_ROWS_PER_EXPERT * config.experts.num_experts // config.experts.rule.num_chosen)
 
 
 def _make_scanner_factory(tokenizer: Tokenizer | None) -> Callable[[Request], StopStringScanner]:

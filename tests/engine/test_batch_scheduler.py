@@ -231,6 +231,17 @@ def test_prefill_rows_beside_decoding_requests_take_at_most_the_maximum_stall() 
     assert schedule(scheduler)[1]["long"] == MIN_PREFILL_ROWS, "the minimum, however slow steps are"
 
 
+def test_prompts_of_models_with_experts_have_larger_chunks() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=1000)
+    scheduler = BatchScheduler(config, KVCacheManager(300, 4, True), min_prefill_rows=128)
+    scheduler.add(request("decodes", 100))
+    plan, _ = schedule(scheduler)
+    scheduler.record_step_time(plan, 1e-6)  # too few rows to tell the rate
+    finish_step(scheduler, plan)
+    scheduler.add(request("long", 900))
+    assert schedule(scheduler)[1] == {"decodes": 1, "long": 128}
+
+
 def test_steps_of_few_rows_do_not_change_the_prefill_budget() -> None:
     scheduler = make(num_blocks=300, max_num_batched_tokens=1000)
     scheduler.add(request("decodes", MIN_PREFILL_ROWS - 1))

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
-from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.engine.engine_factory import _min_prefill_rows, make_engine
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.distinct_experts import MEAN_WEIGHT
 from fastdeploy.worker.model_runner import ModelRunner
@@ -66,6 +68,14 @@ def test_experts_are_timed_at_the_start_and_counted_in_steps() -> None:
     assert experts._requests == 1.0
     run_step(engine, [[5, 6, 7]] * 4)
     assert experts._requests == pytest.approx(1 - MEAN_WEIGHT), "equal requests count for one"
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"), [("qwen3-0.6b", 64), ("qwen3-30b-a3b", 128), ("ernie-4.5-21b-a3b", 85), ("glm-4.5-air", 128)]
+)
+def test_chunks_of_prompts_have_eight_rows_per_expert_on_average(shape: str, rows: int) -> None:
+    folder = Path(__file__).parent.parent.parent / "benchmarks" / "shapes" / shape
+    assert _min_prefill_rows(ModelConfig.from_pretrained(str(folder))) == rows
 
 
 def test_dense_models_have_no_experts() -> None:
