@@ -36,13 +36,13 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     packed = {n: [per_request] * (n // per_request) + [n % per_request] * (n % per_request > 0) for n in counts}
     shapes = {0: [1] * num_plain} | {n: rows for n, rows in packed.items() if n <= max_rows}  # 0: without drafts
     tokens = spread_tokens(runner.config)
-    plans = {key: _make_plan(runner, rows, num_tokens, max_drafts, tokens) for key, rows in shapes.items()}
+    plans = {key: make_plan(runner, rows, num_tokens, max_drafts, tokens) for key, rows in shapes.items()}
     experts, load = None, runner.model.expert_load
     if load is None:
         seconds = _min_seconds({key: partial(runner.run, plan) for key, plan in plans.items()}, clock)
     else:
         num_equal = max(num_plain, per_request)
-        equal = _make_plan(runner, packed[num_equal], num_tokens, max_drafts, repeat(0))
+        equal = make_plan(runner, packed[num_equal], num_tokens, max_drafts, repeat(0))
         seconds, expert_s = _without_experts(runner, load, {EQUAL_ROWS: equal} | plans, num_equal, clock)
         experts = DistinctExperts(load.array, load.num_experts, load.num_chosen, expert_s)
     added_s = (seconds.pop(0) - seconds[num_plain]) / max(1, num_plain - len(packed[num_plain]))
@@ -102,9 +102,10 @@ def _min_seconds(calls: Mapping[int, Callable[[], object]], clock: Clock) -> dic
     return seconds
 
 
-def _make_plan(
+def make_plan(
     runner: ModelRunner, rows: list[int], num_tokens: int, max_drafts: int, token_ids: Iterable[int]
 ) -> StepPlan:
+    """Return a step of requests with `num_tokens` tokens and rows[i] - 1 drafts, in blocks of their own if they fit."""
     num_blocks = -(-(num_tokens + max_drafts) // runner.config.block_size)
     num_separate = max(1, runner.kv_caches[0].key.shape[0] // num_blocks)
     blocks = [range(first, first + num_blocks) for first in range(0, num_separate * num_blocks, num_blocks)]

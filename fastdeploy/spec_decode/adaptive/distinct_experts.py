@@ -37,10 +37,14 @@ class DistinctExperts:
 
     def seconds(self, num_requests: int, sources: Sequence[str] = (), counts: Iterable[int] = (0,)) -> list[float]:
         """Return the seconds that experts take in steps with counts[i] drafts of requests with these sources."""
+        return [self.expert_s * num_experts for num_experts in self.expected(num_requests, sources, counts)]
+
+    def expected(self, num_requests: int, sources: Sequence[str], counts: Iterable[int]) -> list[float]:
+        """Return the expected number of distinct experts of such steps."""
         drafting, exponent = len(sources) or 1, self._exponent(sources)
         log_idle = self._log_idle * num_requests ** (self._requests - 1)
-        others, all_s = num_requests - drafting, -self.expert_s * self._num_experts
-        return [all_s * expm1(log_idle * (others + drafting * (1 + n / drafting) ** exponent)) for n in counts]
+        rows = [num_requests + drafting * ((1 + count / drafting) ** exponent - 1) for count in counts]
+        return [-self._num_experts * expm1(log_idle * num_rows) for num_rows in rows]
 
     def update(self, num_requests: int, sources: Sequence[str], num_drafts: int) -> None:
         """Learn from the step that has just run, which had no prefill rows.
