@@ -9,6 +9,7 @@ import sys
 from protocol import Decoding, serve
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
@@ -16,11 +17,23 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.ops.backends.cpu.library import isa
 
 
+def same_bits(checkpoint: str, quantization: str) -> QuantizationConfig:
+    """Return a configuration with this format for all layers; the head has the one of dense models.
+
+    For models with experts, a format of four bits alone would leave all other layers in eight.
+    """
+    formats = QuantizationConfig.from_value(quantization)
+    if ModelConfig.from_pretrained(checkpoint).experts is None:
+        return formats
+    head = formats.for_model(has_experts=False).head
+    return QuantizationConfig(attention=quantization, mlp=quantization, head=head, experts=quantization)
+
+
 def main(checkpoint: str, quantization: str) -> None:
     """Load the engine and serve."""
     config = EngineConfig(
         model=checkpoint,
-        quantization=QuantizationConfig.from_value(quantization),
+        quantization=same_bits(checkpoint, quantization),
         max_model_len=2304,
         cache=CacheConfig(num_blocks=128, enable_prefix_caching=False),
         scheduler=SchedulerConfig(max_num_seqs=16),

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which checkpoint do all engines of a comparison load? One of random weights, which this script writes, also as GGUF.
 
-    python benchmarks/peers/make_checkpoint.py OUT [--shape benchmarks/shapes/qwen3-0.6b] [--gguf]
+    python benchmarks/peers/make_checkpoint.py OUT [--shape benchmarks/shapes/qwen3-0.6b] [--layers N] [--gguf]
 
 OUT receives config.json, model.safetensors (torch layout, bf16) and the demonstration model's tokenizer; with --gguf
 also model-bf16.gguf, model-q8_0.gguf and model-q4_0.gguf (requires the packages gguf and llama-cpp-python). The script
-runs without this repository's package. The shape must be a Qwen3, whose tensor names it contains.
+runs without this repository's package. The shape must be a Qwen3 or a Qwen3-MoE, whose tensor names it contains.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Bits = np.ndarray[Any, np.dtype[np.uint16]]  # bf16
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield every tensor's name in a torch checkpoint, in a GGUF file, and its shape; norms are vectors."""
+    """Yield every tensor's name in a torch checkpoint, in a GGUF file, and its shape; norms are vectors.
+
+    The tensors of all experts of a layer have one name in a GGUF file, which holds them as one.
+    """
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     yield "model.embed_tokens.weight", "token_embd.weight", (config["vocab_size"], hidden)
@@ -38,15 +41,33 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...]]
             "self_attn.o_proj": ("attn_output", (hidden, queries)),
             "self_attn.q_norm": ("attn_q_norm", (head_dim,)),
             "self_attn.k_norm": ("attn_k_norm", (head_dim,)),
-            "mlp.gate_proj": ("ffn_gate", (inner, hidden)),
-            "mlp.up_proj": ("ffn_up", (inner, hidden)),
-            "mlp.down_proj": ("ffn_down", (hidden, inner)),
+            **(experts(config) if "num_experts" in config else feed_forward("mlp.", "", hidden, inner)),
             "input_layernorm": ("attn_norm", (hidden,)),
             "post_attention_layernorm": ("ffn_norm", (hidden,)),
         }
         for torch_name, (gguf_name, shape) in layer.items():
             yield f"model.layers.{i}.{torch_name}.weight", f"blk.{i}.{gguf_name}.weight", shape
     yield "model.norm.weight", "output_norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", "output.weight", (config["vocab_size"], hidden)
+
+
+def feed_forward(prefix: str, suffix: str, hidden: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the three matrices of a feed-forward block."""
+    return {
+        f"{prefix}gate_proj": (f"ffn_gate{suffix}", (inner, hidden)),
+        f"{prefix}up_proj": (f"ffn_up{suffix}", (inner, hidden)),
+        f"{prefix}down_proj": (f"ffn_down{suffix}", (hidden, inner)),
+    }
+
+
+def experts(config: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the matrices of a block of experts."""
+    hidden, inner, num_experts = config["hidden_size"], config["moe_intermediate_size"], config["num_experts"]
+    matrices: dict[str, tuple[str, tuple[int, ...]]] = {"mlp.gate": ("ffn_gate_inp", (num_experts, hidden))}
+    for index in range(num_experts):
+        matrices.update(feed_forward(f"mlp.experts.{index}.", "_exps", hidden, inner))
+    return matrices
 
 
 def draw(shape: tuple[int, ...], random: np.random.Generator) -> Bits:
@@ -77,7 +98,11 @@ def write_gguf(folder: Path, config: dict[str, Any], weights: dict[str, Bits]) -
     import llama_cpp
 
     file = folder / "model-bf16.gguf"
-    writer = gguf.GGUFWriter(file, "qwen3")
+    writer = gguf.GGUFWriter(file, "qwen3moe" if "num_experts" in config else "qwen3")
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -92,7 +117,7 @@ def write_gguf(folder: Path, config: dict[str, Any], weights: dict[str, Bits]) -
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_tokenizer_model("no_vocab")
     for name, bits in weights.items():
-        if bits.ndim == 1:
+        if bits.ndim == 1 or "ffn_gate_inp" in name:  # llama.cpp has norms and routers in float32
             writer.add_tensor(name, (bits.astype(np.uint32) << 16).view(np.float32))
         else:
             writer.add_tensor(name, bits.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
@@ -113,11 +138,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", type=Path, default=ROOT / "benchmarks/shapes/qwen3-0.6b")
+    parser.add_argument("--layers", type=int, help="number of layers, if it is not that of the shape")
     parser.add_argument("--gguf", action="store_true", help="write the GGUF files too")
     args = parser.parse_args()
     config = json.loads((args.shape / "config.json").read_text())
-    if config["architectures"] != ["Qwen3ForCausalLM"] or not config["tie_word_embeddings"]:
-        parser.error(f"--shape: expected a Qwen3 with tied embeddings, got {config['architectures']}")
+    if config["architectures"][0] not in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):
+        parser.error(f"--shape: expected a Qwen3 or a Qwen3-MoE, got {config['architectures']}")
+    if args.layers is not None:
+        config["num_hidden_layers"] = args.layers
     random = np.random.default_rng(0)
     names = list(tensors(config))
     weights = [draw(shape, random) for *_, shape in names]
@@ -127,7 +155,15 @@ def main() -> None:
         shutil.copy(TOKENIZER / name, args.out / name)
     write_safetensors(args.out / "model.safetensors", {name: bits for (name, *_), bits in zip(names, weights)})
     if args.gguf:
-        write_gguf(args.out, config, {name: bits for (_, name, _), bits in zip(names, weights)})
+        write_gguf(args.out, config, merge([(name, bits) for (_, name, _), bits in zip(names, weights)]))
+
+
+def merge(weights: list[tuple[str, Bits]]) -> dict[str, Bits]:
+    """Return the tensors by name; those with the same name become one with an axis more."""
+    by_name: dict[str, list[Bits]] = {}
+    for name, bits in weights:
+        by_name.setdefault(name, []).append(bits)
+    return {name: parts[0] if len(parts) == 1 else np.stack(parts) for name, parts in by_name.items()}
 
 
 if __name__ == "__main__":

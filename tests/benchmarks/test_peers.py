@@ -17,11 +17,15 @@ from fastdeploy.entrypoints.llm import LLM
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+def make_checkpoint(shape: str, folder: Path, *flags: str) -> Path:
+    script = ROOT / "benchmarks/peers/make_checkpoint.py"
+    subprocess.run([sys.executable, str(script), str(folder), "--shape", shape, *flags], check=True, timeout=120)
+    return folder
+
+
 @pytest.fixture
 def checkpoint(tiny: str, tmp_path: Path) -> Path:
-    script = ROOT / "benchmarks/peers/make_checkpoint.py"
-    subprocess.run([sys.executable, str(script), str(tmp_path / "made"), "--shape", tiny], check=True, timeout=120)
-    return tmp_path / "made"
+    return make_checkpoint(tiny, tmp_path / "made")
 
 
 def test_the_checkpoint_loads_and_runs(checkpoint: Path) -> None:
@@ -31,9 +35,17 @@ def test_the_checkpoint_loads_and_runs(checkpoint: Path) -> None:
     assert llm.engine.describe()["architecture"] == "Qwen3ForCausalLM"
 
 
-def compare(checkpoint: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run two jobs of 16 bits, once."""
-    jobs = ["--peers-python", "none", "--bits", "16", "--only", "decode-128", "prefill-512", "--rounds", "1"]
+def test_a_checkpoint_with_experts_runs_in_equal_bits(tiny_experts: str, tmp_path: Path) -> None:
+    made = make_checkpoint(tiny_experts, tmp_path / "made", "--layers", "1")
+    done = compare(made, "--limit-s", "1e-9", bits="4")
+    names = [row["engine"] for row in json.loads(done.stdout.splitlines()[-1])["results"]]
+    assert any(name.startswith("FastDeploy w4a8") for name in names)
+    assert any(name.startswith("FastDeploy wint4") for name in names)
+
+
+def compare(checkpoint: Path, *flags: str, bits: str = "16") -> subprocess.CompletedProcess[str]:
+    """Run two jobs, once."""
+    jobs = ["--peers-python", "none", "--bits", bits, "--only", "decode-128", "prefill-512", "--rounds", "1"]
     command = [sys.executable, "-m", "benchmarks.peers.compare", str(checkpoint), *jobs, "--threads", "1", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
