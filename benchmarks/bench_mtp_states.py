@@ -139,7 +139,7 @@ def main() -> None:
     requests = [GenerationRequest(str(i), text[:NUM_PROMPT_TOKENS], params) for i, text in enumerate(held_out)]
     rows = measure_ernie(requests)
     outputs = texts_of(requests)
-    for name, tensors in (("demo", target_tensors(0)), ("spread", target_tensors())):
+    for name, tensors in (("demo", target_tensors(0)), ("spread", target_tensors(2))):
         rows += measure_deepseek(name, tensors, texts[: args.texts], outputs, args.train_steps)
     print_report("mtp_states", "accepted drafts by position, of those verified", rows)
 

@@ -225,7 +225,7 @@ def replay(
     return counts
 
 
-def target_tensors(max_exponent: int = 2) -> Tensors:
+def target_tensors(max_exponent: int = 4) -> Tensors:
     """Return the demonstration model's tensors, with a final norm whose weights differ by powers of two.
 
     The demonstration model's own are nearly equal, so that a state before the norm leads a layer to the same drafts as
