@@ -63,8 +63,8 @@ class CausalLM:
         vocab_size: number of logits per row; the tokenizer may have fewer ids.
         max_rows: maximum number of rows in a step.
         max_model_len: maximum number of positions.
-        num_weight_bytes: bytes of the embedding and the packed linear layers.
-        num_streamed_bytes: bytes of these weights that every step reads.
+        num_weight_bytes: bytes of the embedding and of all packed weights.
+        num_streamed_bytes: bytes of these weights that a step of one row reads.
         output: [max_rows, hidden_size], the tensor that `forward` returns.
         expert_load: how the rows of the last step were spread over experts; None if all layers are dense.
         shared: parts that layers for multi-token prediction use too.
