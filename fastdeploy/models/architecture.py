@@ -109,5 +109,5 @@ def nextn_layers(names: Collection[str]) -> list[int]:
 
     They follow the decoder's layers and are recognised by their extra projection.
     """
-    found = (re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name) for name in names)
+    found = (re.fullmatch(r"model\.layers\.(\d{1,6})\.eh_proj\.weight", name) for name in names)
     return sorted(int(match[1]) for match in found if match)

@@ -9,12 +9,14 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.speculative_config import MTPConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
-from tests.exactness.engines import CHUNKS, NUM_DRAFTS, WAYS, Texts, build, check_speculation, config
+from tests.exactness.engines import CHUNKS, NUM_DRAFTS, WAYS, Texts, build, check_speculation, config, exists
 from tests.exactness.requests import run_all, run_alone
 from tests.models.model_driver import GOLDEN
 from tests.pairwise import pairwise
@@ -26,6 +28,7 @@ CASES = [
     *(("ernie4_5_moe", "float32", *case) for case in pairwise(list(WAYS), METHODS, CHUNKS, NUM_DRAFTS)),
     *pairwise(MODELS, FORMATS, list(WAYS), METHODS, CHUNKS, NUM_DRAFTS),
 ]
+LAYER_CASES = pairwise(FORMATS, list(WAYS), ("mtp", "with_ngram", "with_suffix"), CHUNKS, NUM_DRAFTS, allowed=exists)
 NUM_BLOCKS = 12  # of 16 tokens, where a way needs few: those of three requests
 VARIANTS = (
     SamplingParams(temperature=0.0),
@@ -84,6 +87,18 @@ def test_batching_and_chunking(model: str, numerics: str) -> None:
 def test_speculation(model: str, numerics: str, way: str, method: str, chunk: int, num_drafts: int) -> None:
     change: Callable[[EngineConfig], EngineConfig] = partial(with_model, model=model, numerics=numerics)
     check_speculation(way, *plain_texts(model, numerics), method, chunk, num_drafts, change)
+
+
+@pytest.mark.parametrize(("numerics", "way", "method", "chunk", "num_drafts"), LAYER_CASES)
+def test_speculation_with_a_layer_that_has_experts(
+    numerics: str, way: str, method: str, chunk: int, num_drafts: int
+) -> None:
+    def change(cfg: EngineConfig) -> EngineConfig:
+        assert isinstance(cfg.speculative, MTPConfig)
+        layer = structs.replace(cfg.speculative, model=str(GOLDEN / "glm4_moe_mtp"))
+        return replace(with_model(cfg, "glm4_moe", numerics), speculative=layer)
+
+    check_speculation(way, *plain_texts("glm4_moe", numerics), method, chunk, num_drafts, change)
 
 
 @pytest.mark.parametrize("model", MODELS)

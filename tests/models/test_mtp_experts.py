@@ -139,13 +139,14 @@ def test_each_part_of_the_experts_matters(
         "model.layers.3.self_attn.rotary.weight",
         "model.layers.4.input_layernorm.weight",
         "other.model.layers.3.enorm.weight",
+        pytest.param(f"model.layers.{'9' * 5000}.eh_proj.weight", id="too many digits"),
     ],
 )
 def test_the_decoder_ignores_the_tensors_of_the_layer_and_no_others(
     tmp_path: Path, glm_layer: Tensors, name: str
 ) -> None:
     load_target(with_layer(tmp_path / "model", GLM, glm_layer))
-    with pytest.raises(ConfigError, match=rf"1 unexpected \({name}\)$"):
+    with pytest.raises(ConfigError, match=rf"1 unexpected \({name[:60]}"):
         load_target(with_layer(tmp_path / "other", GLM, glm_layer | {name: paddle.zeros([2, 2])}))
 
 
