@@ -25,7 +25,7 @@ SLOW_MODULES = {  # start servers or other processes, train models, or search th
     """,
     "exactness": "test_cut_texts test_faults test_paths",
     "metrics": "test_logs test_observability",
-    "models": "test_mtp_layers test_mtp_training test_paths",
+    "models": "test_load_memory test_mtp_layers test_mtp_training test_paths",
     "ops": "test_paths test_sampling_paths test_suffix_drafts",
     "scheduler": "test_request_states test_store_errors test_store_servers",
     "scripts": "test_build test_wheel",

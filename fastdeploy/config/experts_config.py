@@ -203,7 +203,7 @@ def _glm4(keys: _Keys, num_layers: int) -> ExpertsConfig:
     return ExpertsConfig(
         num_experts=keys.needed("n_routed_experts", "num_local_experts"),
         width=width,
-        shared_width=width * keys.get("n_shared_experts", 0),
+        shared_width=width * keys.get("n_shared_experts", 1),
         has_correction_bias=True,
         rule=RouterRule(
             keys.needed("num_experts_per_tok"),

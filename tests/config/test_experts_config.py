@@ -130,6 +130,8 @@ def test_keys_that_are_absent_have_the_meaning_of_the_family() -> None:
     assert experts("glm", norm_topk_prob=False).rule == replace(experts("glm").rule, normalisation="none", epsilon=0.0)
     assert experts("ernie", moe_norm_min=1e-6).rule.epsilon == 1e-6
     assert experts("ernie", moe_num_shared_experts="absent").shared_width == 0
+    assert experts("glm", n_shared_experts="absent") == experts("glm")
+    assert experts("glm", n_shared_experts=0).shared_width == 0
     assert experts("glm", n_group=None, topk_group=None).rule.num_groups == 1
     assert experts("qwen3", num_experts="absent", num_local_experts=128) == experts("qwen3")
 
