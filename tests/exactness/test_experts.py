@@ -14,9 +14,20 @@ from msgspec import structs
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import MTPConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
-from tests.exactness.engines import CHUNKS, NUM_DRAFTS, WAYS, Texts, build, check_speculation, config, exists
+from tests.exactness.engines import (
+    CHUNKS,
+    NUM_DRAFTS,
+    WAYS,
+    Texts,
+    build,
+    check_drafts,
+    check_speculation,
+    config,
+    exists,
+)
 from tests.exactness.requests import run_all, run_alone
 from tests.models.model_driver import GOLDEN
 from tests.pairwise import pairwise
@@ -99,6 +110,23 @@ def test_speculation_with_a_layer_that_has_experts(
         return replace(with_model(cfg, "glm4_moe", numerics), speculative=layer)
 
     check_speculation(way, *plain_texts("glm4_moe", numerics), method, chunk, num_drafts, change)
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "numerics"),
+    [
+        ("ernie4_5_moe", "ernie4_5_moe", "float32"),
+        ("ernie4_5", "ernie4_5_moe", "bfloat16"),
+        ("glm4_moe", "ernie4_5", "wint4"),
+        ("qwen3_moe", "qwen3_moe", "w8a8"),
+    ],
+)
+def test_models_with_experts_draft_and_are_drafted_for(model: str, draft: str, numerics: str) -> None:
+    requests, plain = plain_texts(model, numerics)
+    keys = {"method": "draft_model", "model": str(GOLDEN / draft), "num_speculative_tokens": 3, "adaptive": False}
+    engine = build(replace(with_model(config(), model, numerics), speculative=parse_speculative_config(keys)))
+    assert run_all(engine, requests) == plain
+    check_drafts(engine, "draft_model", 3)
 
 
 @pytest.mark.parametrize("model", MODELS)
