@@ -100,7 +100,7 @@ def rates(counts: Counts) -> list[float]:
     return list(counts[1] / counts[0])
 
 
-@pytest.mark.parametrize(("chunk", "num_blocks"), [(256, None), (7, None), (7, 28)], ids=str)
+@pytest.mark.parametrize(("chunk", "num_blocks"), [(7, None), (7, 28)], ids=str)
 def test_acceptance_is_that_of_the_definition_after_chunks_prefix_hits_and_preemption(
     tmp_path: Path,
     trained: Trained,
