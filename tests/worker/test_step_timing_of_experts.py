@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.spec_decode.adaptive.distinct_experts import INITIAL_EXPONENT
 from fastdeploy.worker import step_timing
 from fastdeploy.worker.step_timing import time_steps
 from tests.spec_decode.adaptive.virtual_experts import Experts, Router
@@ -59,7 +60,8 @@ def test_a_step_is_predicted_from_its_rows_requests_and_experts(
     assert times.experts.expert_s == pytest.approx(EXPERTS.expert_s, rel=0.01)
     for num_requests, num_drafts in ((1, 0), (1, 4), (1, 8), (min(4, max_seqs), 8), (min(16, max_seqs), 16)):
         num_rows = num_requests + num_drafts
-        experts_s = EXPERTS.expert_s * 4 * 64 * (1 - (1 - 6 / 64) ** num_rows)
+        independent_rows = num_requests - 1 + (1 + num_drafts) ** INITIAL_EXPONENT
+        experts_s = EXPERTS.expert_s * 4 * 64 * (1 - (1 - 6 / 64) ** independent_rows)
         expected_s = 0.1 * (1 + 0.02 * num_rows + 0.01 * num_requests) + experts_s
         predicted_s = times.rows_s(num_requests) + times.requests_s(num_requests, 512 * num_requests)
         predicted_s += times.drafts_s(num_requests, ["mtp"], num_drafts)

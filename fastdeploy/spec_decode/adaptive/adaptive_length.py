@@ -175,6 +175,8 @@ class AdaptiveLength(LengthPolicy):
             self._times.experts.update(count, sources, num_drafts)
         if budget.pause_left and not self._is_drafting and budget.advance_pause():
             self._acceptance.limit_evidence()
+            if self._times.experts:
+                self._times.experts.limit_evidence()
             self._deferred_s = 0.0
 
     def _best_num_passes(self, count: int) -> int:

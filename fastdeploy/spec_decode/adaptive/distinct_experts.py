@@ -9,6 +9,7 @@ from math import expm1, log, log1p
 
 from numpy.typing import NDArray
 
+INITIAL_EXPONENT = 0.8  # of a source without steps; if it were too high, its drafts would never be tried
 MEAN_WEIGHT = 0.2  # weight of a step in the exponents, which therefore follow the last five steps
 MIN_IDLE_SHARE = 0.02  # of the experts: if fewer have no row, their number says little about the rows
 
@@ -18,11 +19,11 @@ class DistinctExperts:
 
     A row that is routed independently of the others leaves the share 1 - k / E of the idle experts idle. Rows that are
     routed alike count for fewer: m rows of a request for m ** exponent, with an exponent for each source of drafts, and
-    B requests for B ** exponent. The exponents are 1 at first and are learned from the steps.
+    B requests for B ** exponent. The exponents are learned from the steps.
     """
 
     def __init__(self, load: NDArray, num_experts: int, num_chosen: int, expert_s: float) -> None:
-        """Start with independent rows.
+        """Start with independent requests.
 
         Args:
             load: [layers, 2] int32; in each step the routers set its first column to the number of distinct experts.
@@ -33,7 +34,7 @@ class DistinctExperts:
         self._load, self._num_experts = load, num_experts * len(load)
         self._log_idle = log1p(-num_chosen / num_experts)  # logarithm of the share that a row leaves idle
         self._requests = 1.0  # exponent of requests
-        self._sources: defaultdict[str, float] = defaultdict(lambda: 1.0)  # exponents
+        self._sources: defaultdict[str, float] = defaultdict(lambda: INITIAL_EXPONENT)  # exponents
 
     def seconds(self, num_requests: int, sources: Sequence[str] = (), counts: Iterable[int] = (0,)) -> list[float]:
         """Return the seconds that experts take in steps with counts[i] drafts of requests with these sources."""
@@ -62,6 +63,10 @@ class DistinctExperts:
                 self._sources[source] += change
         elif num_requests > 1:
             self._requests += MEAN_WEIGHT * (_exponent(rows, num_requests) - self._requests)
+
+    def limit_evidence(self) -> None:
+        """Let the exponents of sources be learned anew."""
+        self._sources.clear()
 
     def _exponent(self, sources: Sequence[str]) -> float:
         return sum([self._sources[source] for source in sources]) / len(sources) if sources else 1.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy.spec_decode.adaptive.distinct_experts import DistinctExperts
+from fastdeploy.spec_decode.adaptive.distinct_experts import INITIAL_EXPONENT, DistinctExperts
 from fastdeploy.spec_decode.adaptive.step_times import StepTimes
 from tests.spec_decode.adaptive.test_adaptive_length import Session, make
 from tests.spec_decode.adaptive.virtual_experts import Experts, Router
@@ -27,7 +27,7 @@ MACHINE = Machine(
 )
 
 
-def independent(num_experts: int, num_chosen: int, num_rows: int) -> float:
+def independent(num_experts: int, num_chosen: int, num_rows: float) -> float:
     return float(num_experts * (1 - (1 - num_chosen / num_experts) ** num_rows))
 
 
@@ -38,11 +38,11 @@ def report(distinct: DistinctExperts, load: np.ndarray, count: float, *step: obj
         distinct.update(*step)  # type: ignore[arg-type]
 
 
-def test_rows_are_independent_at_first() -> None:
+def test_requests_are_independent_at_first_and_rows_of_a_draft_are_not_quite() -> None:
     distinct = DistinctExperts(np.zeros((5, 2), np.int32), 64, 6, expert_s=2.0)
     assert distinct.seconds(1) == pytest.approx([2.0 * 5 * 6])
     assert distinct.seconds(16) == pytest.approx([2.0 * 5 * independent(64, 6, 16)])
-    expected = [2.0 * 5 * independent(64, 6, 4 + n) for n in (0, 1, 8)]
+    expected = [2.0 * 5 * independent(64, 6, 2 + 2 * (1 + n / 2) ** INITIAL_EXPONENT) for n in (0, 1, 8)]
     assert distinct.seconds(4, ["mtp", "mtp"], (0, 1, 8)) == pytest.approx(expected)
 
 
@@ -54,7 +54,7 @@ def test_each_source_and_the_requests_have_a_curve_of_their_own() -> None:
     report(distinct, load, 12, 4, [], 0)
     assert distinct.seconds(1, ["ngram"], [4]) == pytest.approx([6], rel=0.01)
     assert distinct.seconds(1, ["mtp"], [7]) == pytest.approx([20], rel=0.01)
-    assert distinct.seconds(1, ["suffix"], [7]) == pytest.approx([independent(64, 6, 8)])
+    assert distinct.seconds(1, ["suffix"], [7]) == pytest.approx([independent(64, 6, 8**INITIAL_EXPONENT)])
     assert distinct.seconds(4) == pytest.approx([12], rel=0.01)
     assert distinct.seconds(1) == pytest.approx([6])
 
@@ -63,7 +63,18 @@ def test_a_step_that_reads_nearly_all_experts_changes_no_curve() -> None:
     load = np.zeros((10, 2), np.int32)
     distinct = DistinctExperts(load, 64, 6, expert_s=1.0)
     report(distinct, load, 64, 16, ["mtp"] * 16, 128)
-    assert distinct.seconds(1, ["mtp"], [1]) == pytest.approx([10 * independent(64, 6, 2)])
+    assert distinct.seconds(1, ["mtp"], [1]) == pytest.approx([10 * independent(64, 6, 2**INITIAL_EXPONENT)])
+
+
+def test_sources_are_learned_anew_when_drafts_are_tried_again() -> None:
+    load = np.zeros((10, 2), np.int32)
+    distinct = DistinctExperts(load, 64, 6, expert_s=1.0)
+    report(distinct, load, 20, 1, ["mtp"], 3)
+    before = distinct.seconds(1, ["mtp"], [3])
+    report(distinct, load, 12, 4, [], 0)
+    distinct.limit_evidence()
+    assert distinct.seconds(1, ["mtp"], [3])[0] < before[0]
+    assert distinct.seconds(4) == pytest.approx([120], rel=0.01)
 
 
 def test_a_draft_costs_less_where_most_experts_are_read_anyway() -> None:
