@@ -34,7 +34,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 DEMO_MODEL = Path(__file__).parent.parent / "fastdeploy" / "assets" / "demo_model"
 MODEL_DIRS = {"dense": DEMO_MODEL, "moe": DEMO_MODEL / "moe"}
 DEFAULT_MINUTES = {"train": 83.0, "train-mtp": 10.0, "train-draft": 4.5}
-DEFAULT_STEPS = {"train-moe": 800, "train-mtp": 600}  # of the model with experts
+DEFAULT_STEPS = {"train-moe": 840, "train-mtp": 500}  # of the model with experts
 
 
 def run_prepare(arguments: argparse.Namespace) -> None:

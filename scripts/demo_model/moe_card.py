@@ -50,10 +50,11 @@ held-out text.
 {device}. Budgets are counted in steps, so that a machine with other work gives the same training.
 
 1. Main model: {moe_tokens_m:.1f} M tokens in {moe_steps} steps, {moe_processor_minutes:.0f} minutes of one core;
-   Muon for matrices, stacks of experts included (rate 0.02), AdamW for the embedding and norms (0.003); rate constant,
-   then linear to zero from half of the steps on. Rows of 256, then 512, then (last 8 % of the steps) 2,048 tokens, each
-   begun with `<s>`. After each step the correction bias of an expert moves by {bias_step} down if the expert had more
-   tokens than the mean of its layer, else up; there is no balance loss.
+   Muon for matrices, stacks of experts included (rate 0.02), AdamW for the embedding and norms (0.003). The rate is
+   constant for 400 steps and falls to zero over 400; in the last 40 only correction biases move, so that loads settle.
+   Rows have 256 tokens, 512 from step 400 on, 2,048 from 736 on and 256 in the last 40, and begin with `<s>`.
+   After each step the correction bias of an expert moves by {bias_step}, down if the expert had more tokens than the
+   mean of its layer, else up; there is no balance loss.
    Continue it: `train-moe --steps MORE` with the work folder's `moe_trunk.pt` renamed to `moe.pt`.
 2. MTP layer, main model frozen: {moe_mtp_tokens_m:.1f} M tokens in {moe_mtp_steps} steps,
    {moe_mtp_processor_minutes:.0f} minutes of one core; target, rows and weights as for the dense model's layer.

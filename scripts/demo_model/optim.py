@@ -127,13 +127,17 @@ class Optimizers:
 
 @dataclass(frozen=True)
 class TimeSchedule:
-    """Constant rate after a warm-up, then linear decay to zero, as a function of the spent share of a time budget."""
+    """Constant rate after a warm-up, then linear decay to zero, as a function of the spent share of a budget.
+
+    From the share `zero_from` on the rate is zero: only correction biases move then, since their step is fixed.
+    """
 
     warmup_steps: int = 60
     decay_from: float = 0.5
+    zero_from: float = 1.0
 
     def relative_lr(self, step: int, spent: float) -> float:
         """Returns the relative learning rate at `step` when the share `spent` of the budget is used up."""
         warm = min(1.0, (step + 1) / self.warmup_steps)
-        left = min(1.0, max(0.0, 1.0 - spent) / (1.0 - self.decay_from))
+        left = min(1.0, max(0.0, self.zero_from - spent) / (self.zero_from - self.decay_from))
         return warm * left

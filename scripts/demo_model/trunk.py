@@ -64,7 +64,16 @@ class Budget:
 
 
 TRUNK_STAGES = (Stage(0.50, 256, 32, 4), Stage(0.92, 512, 24, 2), Stage(1.0, 2048, 6, 1))
-MOE_STAGES = (Stage(0.50, 256, 32, 8), Stage(0.92, 512, 16, 4), Stage(1.0, 2048, 4, 1))
+# Of 840 steps: 400 at a constant rate, 400 while it falls, and 40 in which only the correction biases move, so that the
+# experts' loads settle.
+MOE_STEPS = 840
+MOE_STAGES = (
+    Stage(400 / MOE_STEPS, 256, 32, 8),
+    Stage(736 / MOE_STEPS, 512, 16, 4),
+    Stage(800 / MOE_STEPS, 2048, 4, 1),
+    Stage(1.0, 256, 32, 8),
+)
+MOE_SCHEDULE = TimeSchedule(decay_from=400 / MOE_STEPS, zero_from=800 / MOE_STEPS)
 
 
 @dataclass
@@ -254,7 +263,8 @@ def train_trunk(work_dir: Path, budget: Budget, num_workers: int, variant: Varia
     """Trains a main model until its budget is spent, over any number of sessions."""
     torch.manual_seed(0)
     task = LanguageModelTask(Decoder(variant.shape))
-    stages = MOE_STAGES if variant.shape.num_experts else TRUNK_STAGES
-    config = LoopConfig(variant.trunk, work_dir, budget, stages, matrix_lr=0.02, other_lr=3e-3, num_workers=num_workers)
+    sparse = variant.shape.num_experts > 0
+    stages, schedule = (MOE_STAGES, MOE_SCHEDULE) if sparse else (TRUNK_STAGES, TimeSchedule())
+    config = LoopConfig(variant.trunk, work_dir, budget, stages, 0.02, 3e-3, schedule, num_workers)
     rows = PackedTokens(work_dir / "train.npz", seed=1)
     TrainingLoop(config, task, rows, lambda: held_out_loss(task, work_dir)).run()

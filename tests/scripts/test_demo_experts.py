@@ -100,6 +100,19 @@ def test_steps_of_the_bias_even_out_the_load(shape: Any) -> None:
     assert max(spread[-8:]) < 0.7 * spread[0]
 
 
+def test_only_correction_biases_move_at_the_end(shape: Any) -> None:
+    from demo_model.optim import Optimizers
+    from demo_model.trunk import MOE_SCHEDULE
+
+    decoder, rate = drawn_decoder(shape), MOE_SCHEDULE.relative_lr(step=810, spent=810 / 840)
+    before = {name: value.clone() for name, value in decoder.state_dict().items()}
+    decoder.logits(decoder.hidden(torch.arange(8, 32)[None])).square().mean().backward()
+    Optimizers(decoder, 0.02, 0.003).step(rate)
+    moved = {name for name, value in decoder.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {f"layers.{layer}.mlp.correction_bias" for layer in (1, 2)}
+    assert MOE_SCHEDULE.relative_lr(step=790, spent=790 / 840) > 0
+
+
 def test_a_stack_of_experts_is_updated_matrix_by_matrix() -> None:
     from demo_model.optim import Muon
 
