@@ -23,7 +23,7 @@ ContextLength = int | Literal["auto"] | None
 """Value of `--max-model-len`: tokens, `auto` for as many as possible, None for DEFAULT_MAX_MODEL_LEN or fewer."""
 DEFAULT_MAX_MODEL_LEN = 2048
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
-_SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft"}
+_SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft", "demo/moe": _DEMO_MODEL / "moe"}
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}

@@ -12,7 +12,9 @@ from fastdeploy.hub.clients import DEFAULT_REVISIONS, download
 
 
 def resolve_model_path(name: str, revision: str = "", field: str = "model") -> str:
-    """Return the directory of a model: a local one, `demo`, `demo/draft`, or a name on the hub of FD_MODEL_SOURCE.
+    """Return the directory of a model: a local one, a demonstration model, or a name on the hub of FD_MODEL_SOURCE.
+
+    Demonstration models are `demo`, `demo/draft` and `demo/moe`.
 
     Args:
         revision: branch, tag or commit on the hub; empty for its default branch.

@@ -226,6 +226,7 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
 def test_local_directories_and_the_demo_resolve_without_a_network(tmp_path: Path) -> None:
     assert resolve_model_path(str(tmp_path)) == str(tmp_path)
     assert Path(resolve_model_path("demo")).parts[-2:] == ("assets", "demo_model")
+    assert Path(resolve_model_path("demo/moe")).parts[-2:] == ("demo_model", "moe")
     for name in (str(tmp_path / "nothing"), "./nothing", "a/b/c", str(tmp_path / "model.gguf")):
         with pytest.raises(ConfigError, match=r"^model: "):
             resolve_model_path(name)
