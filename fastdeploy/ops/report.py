@@ -32,21 +32,25 @@ def main(device: str) -> int:
 def report(device: str) -> dict[str, Any]:
     """Return backend, name of the device, architecture, library, and the operators with and without a kernel.
 
+    Those without either run their reference or are missing: models that need a missing operator are refused.
+
     Raises:
         ConfigError, DeviceError, OperatorLibraryError: the device cannot be used.
     """
     prepare(device)
     register_all()
-    from fastdeploy.ops.registry import entries, reference_names, select_backend
+    from fastdeploy.ops.registry import entries, missing_kernels, reference_names, select_backend
 
     backend = select_backend(device)
     references = reference_names()
+    without_kernel = missing_kernels(sorted(entries()))
     return {
         "backend": backend.device,
         "device_name": backend.device_name(),
         **backend.describe(),
-        "native_operators": [name for name in sorted(entries()) if name not in references],
+        "native_operators": [name for name in sorted(entries()) if name not in {*references, *without_kernel}],
         "reference_operators": references,
+        "missing_operators": [name for name in without_kernel if name not in references],
     }
 
 

@@ -64,9 +64,11 @@ def test_the_device_and_its_operators_are_shown(capsys: pytest.CaptureFixture[st
 def test_a_device_that_cannot_be_used_is_shown_with_its_reason() -> None:
     assert device_line({"error": "there is no NVIDIA driver"}) == "not available: there is no NVIDIA driver"
     found = {"backend": "gpu", "device_name": "A", "isa": "sm_90", "operator_library": "1+a"}
-    operators = {"native_operators": ["linear"], "reference_operators": ["draft", "sample"]}
+    operators = {"native_operators": ["linear"], "reference_operators": ["draft", "sample"], "missing_operators": []}
     expected = "gpu (A), sm_90, library 1+a; 1 of 3 operators are native, not draft, sample"
     assert device_line({**found, **operators}) == expected
+    line = device_line({**found, **operators, "missing_operators": ["experts_up", "route"]})
+    assert line == f"{expected}; there is no experts_up, route, which some models need"
 
 
 def test_every_honoured_flag_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,9 @@ import paddle
 
 
 def bits(tensor: paddle.Tensor) -> np.ndarray:
-    """Return the tensor's raw bits as integers: int16 for bfloat16, int32 for float32."""
+    """Return the tensor's raw bits as integers: int16 for bfloat16, int32 for float32 and int32."""
     name = str(tensor.dtype).removeprefix("paddle.")
-    return tensor.view({"bfloat16": "int16", "float32": "int32"}[name]).numpy()
+    return tensor.view({"bfloat16": "int16", "float32": "int32", "int32": "int32"}[name]).numpy()
 
 
 def assert_same_bits(got: np.ndarray, want: np.ndarray, what: str) -> None:

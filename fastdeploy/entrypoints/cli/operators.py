@@ -28,9 +28,11 @@ def device_line(found: dict[str, Any]) -> str:
     """Return a description as one line."""
     if "error" in found:
         return f"not available: {found['error']}"
-    native, references = found["native_operators"], found["reference_operators"]
-    which = f"{found['backend']} ({found['device_name']}), {found['isa']}, library {found['operator_library']}"
-    if not references:
-        return f"{which}; all {len(native)} operators are native"
-    total = len(native) + len(references)
-    return f"{which}; {len(native)} of {total} operators are native, not {', '.join(references)}"
+    native, references, missing = (found[f"{kind}_operators"] for kind in ("native", "reference", "missing"))
+    line = f"{found['backend']} ({found['device_name']}), {found['isa']}, library {found['operator_library']}; "
+    if references:
+        total = len(native) + len(references)
+        line += f"{len(native)} of {total} operators are native, not {', '.join(references)}"
+    else:
+        line += f"all {len(native)} operators are native"
+    return f"{line}; there is no {', '.join(missing)}, which some models need" if missing else line
