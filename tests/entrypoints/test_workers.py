@@ -21,8 +21,13 @@ from tests.mock_engine import save_mock_model
 
 
 def children(server: ServerProcess, module: str) -> list[int]:
-    """Return the process ids of the server's children that run `module`."""
-    return [pid for pid in server.engine_pids() if module in Path(f"/proc/{pid}/cmdline").read_text()]
+    """Return the process ids of the server's children that run `module`; one that has just ended is left out."""
+    found = []
+    for pid in server.engine_pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if module in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(pid)
+    return found
 
 
 def workers(server: ServerProcess) -> list[int]:
