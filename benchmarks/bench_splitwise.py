@@ -8,8 +8,8 @@ Nodes are servers of the shape with random weights and one thread per engine, on
     copies      export and import of a prompt's blocks with their checksums, as ratios to one thread's memcpy of the
                 same bytes in the same run, for caches of bfloat16 and int8
     latency     one prefill and one decode node, asked at the decode node, beside one mixed node: `ttft_ratio` of the
-                time to the first token; `second_token` is the time from the first to the second token beyond a step,
-                as a part of the prefill
+                time to the first token; `second_token` is the time from the first to the second token beyond the
+                mixed node's time per output token, as a part of the prefill
     processor   streams asked at the prefill node, which the decode node decodes: `share` is what API processes, agents
                 and Redis take beyond the API process of a node alone, over what the engines take
     redis       commands per request and bytes per token, with `global` and with `splitwise`, idle traffic subtracted
@@ -22,7 +22,6 @@ Nodes are servers of the shape with random weights and one thread per engine, on
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import random
 import statistics
@@ -85,7 +84,7 @@ class Bench:
 
     def latency(self) -> list[Row]:
         """Alternate between a mixed node and a pair; each prompt is new."""
-        gaps, firsts, steps = [], {"mixed": list[float](), "split": list[float]()}, []
+        gaps, firsts, tpots = [], {"mixed": list[float](), "split": list[float]()}, []
         with Redis() as redis, serving(self.flags) as one, nodes(self.flags, redis, ("prefill", "decode")) as pair:
             for i in range(self.sizes.rounds + WARM_UP):
                 for name, server in self._shuffled({"mixed": one, "split": pair[1]}):
@@ -94,19 +93,20 @@ class Bench:
                         continue
                     firsts[name].append(times[0])
                     if name == "split":
-                        gaps.append(times[1] - times[0])
-                        steps += [after - before for before, after in itertools.pairwise(times[1:])]
+                        gaps.append(times[:2][-1] - times[0])  # 0 where one event held both tokens
+                    else:
+                        tpots.append((times[-1] - times[0]) / (self.sizes.tokens - 1))
             wait_until(lambda: metric(pair[1], "kv_transfer_imported_tokens_total") > 0, "blocks have moved")
-        prefill_s, step_s = statistics.median(firsts["mixed"]), statistics.median(steps)
+        prefill_s, tpot_s = statistics.median(firsts["mixed"]), statistics.median(tpots)
         return [
             {
                 "prompt": self.sizes.prompt,
                 "ttft_mixed_ms": prefill_s * 1e3,
                 "ttft_split_ms": statistics.median(firsts["split"]) * 1e3,
                 "ttft_ratio": statistics.median(firsts["split"]) / prefill_s,
-                "step_ms": step_s * 1e3,
+                "tpot_ms": tpot_s * 1e3,
                 "second_token_ms": statistics.median(gaps) * 1e3,
-                "second_token": max(0.0, statistics.median(gaps) - step_s) / prefill_s,
+                "second_token": max(0.0, statistics.median(gaps) - tpot_s) / prefill_s,
             }
         ]
 
