@@ -81,7 +81,7 @@ def adaptive_policy(seed: int) -> AdaptiveLength:
     """Return a deterministic policy for which drafts pay at some batch sizes and not at others."""
     slope = (0.02, 0.3, 2.0)[seed % 3]
     ticks = count()
-    passes = DraftPasses("oracle", 4, StepTimes({1: 0.2, 2: 0.3})) if seed % 2 else None
+    passes = DraftPasses("oracle", 4, *2 * [StepTimes({1: 0.2, 2: 0.3})]) if seed % 2 else None
     return AdaptiveLength(StepTimes({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), passes, True, lambda: 0.7 * next(ticks))
 
 

@@ -103,8 +103,9 @@ def test_requests_that_are_timed_together_have_separate_blocks(monkeypatch: pyte
 def test_draft_passes_are_timed(num_cache_tokens: int) -> None:
     drafter = runner_of(build(False, method=MTP)).observer
     assert isinstance(drafter, Drafter)
-    times = time_draft_passes(drafter.draft, drafter.config, num_cache_tokens, time.thread_time)
-    assert 0.0 < times.rows_s(1) <= times.rows_s(4) <= times.rows_s(100)
+    first, other = time_draft_passes(drafter.draft, drafter.config, num_cache_tokens, time.thread_time)
+    assert 0.0 < first.rows_s(1) <= first.rows_s(4) <= first.rows_s(100)
+    assert 0.0 <= other.rows_s(1) <= other.rows_s(4) <= other.rows_s(100)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 40])

@@ -29,8 +29,8 @@ class LossBudget:
 
     def __init__(self, nearest: LossBudget | None = None) -> None:
         self.slowdown: float = nearest.slowdown if nearest else 1.0  # measured / predicted time of plain steps
-        self.pause_left: int = min(nearest.pause_left, TIMING_INTERVAL) if nearest else 0  # steps
-        self.is_timing = False  # whether the pause only measures the time of plain steps
+        self.pause_left: int = min(nearest.pause_left, TIMING_INTERVAL) if nearest else NUM_TIMING_STEPS  # steps
+        self.is_timing = nearest is None  # whether the pause only measures the time of plain steps
         self._budget, self._mean_gain, self._was_full = TRIAL_BUDGET, 0.0, False
         self._num_timed, self._steps_to_timing, self._interval = 0, TIMING_INTERVAL, TIMING_INTERVAL
 

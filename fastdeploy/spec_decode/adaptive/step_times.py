@@ -70,15 +70,16 @@ class StepTimes:
 
 
 class DraftPasses(NamedTuple):
-    """The draft passes of a drafting model: their source, their maximum number and their predicted time."""
+    """The draft passes of a drafting model: their source, their maximum number and their predicted times."""
 
     source: str
     max_passes: int  # per step; each drafts one token per request
-    times: StepTimes  # of a pass, by its requests
+    first: StepTimes  # of the first pass and all that is done once, by the requests
+    other: StepTimes  # of each further pass, by the requests
 
     def seconds(self, num_requests: int, num_passes: int) -> float:
-        """Return the time of `num_passes` passes for `num_requests` requests."""
-        return num_passes * self.times.rows_s(num_requests)
+        """Return the time of `num_passes` passes, at least one, for `num_requests` requests."""
+        return self.first.rows_s(num_requests) + (num_passes - 1) * self.other.rows_s(num_requests)
 
 
 def most_profitable(acceptance: Sequence[Sequence[float]], num_requests: int, times: Sequence[float]) -> list[int]:

@@ -190,6 +190,13 @@ def test_wrong_predictions_of_step_times_are_corrected(error: float) -> None:
     assert plain_s / bad.seconds(random_tokens(1000)) > 0.95
 
 
+def test_the_first_drafts_are_compared_with_measured_plain_steps() -> None:
+    predicted = replace(MACHINE, rows_s={rows: 0.5 * seconds for rows, seconds in MACHINE.rows_s.items()})
+    adaptive, naive = Session(make("draft_model", predicted=predicted)), Session(make("naive"))
+    answer = random_tokens(128)
+    assert naive.seconds(answer) / adaptive.seconds(answer, reliability=(0.8,)) > 1.05
+
+
 def run_arrivals(method: str, machine: Machine, reliability: float) -> VirtualEngine:
     """Run 100 steps; before each of them, a request with a prompt of 200 tokens arrives that emits 8 tokens."""
     virtual = make(method, machine, batch=16)

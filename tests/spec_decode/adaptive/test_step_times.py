@@ -33,7 +33,8 @@ def test_drafts_cost_what_they_add_to_a_step_with_prefill_rows() -> None:
 
 
 def test_each_draft_pass_costs_the_time_of_its_requests() -> None:
-    assert DraftPasses("mtp", 4, StepTimes({1: 0.11, 16: 0.26})).seconds(5, 2) == pytest.approx(0.3)
+    passes = DraftPasses("mtp", 4, StepTimes({1: 0.11, 16: 0.26}), StepTimes({1: 0.01, 16: 0.16}))
+    assert [passes.seconds(5, n) for n in (1, 2, 4)] == pytest.approx([0.15, 0.2, 0.3])
 
 
 @pytest.mark.parametrize(("row_s", "length"), [(0.0, 4), (0.3, 2), (2.0, 0)])

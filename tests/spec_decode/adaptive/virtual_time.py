@@ -256,7 +256,7 @@ def _length_policy(
     is_mtp = isinstance(speculative, MTPConfig)
     max_passes = speculative.num_model_steps if is_mtp else speculative.num_speculative_tokens
     of_pass = StepTimes({n: passes.pass_s + n * passes.request_s for n in (1, 2)})
-    draft_passes = DraftPasses(speculative.method, max_passes, of_pass)
+    draft_passes = DraftPasses(speculative.method, max_passes, of_pass, of_pass)
     return AdaptiveLength(times, draft_passes, speculative.extension is not None, clock)
 
 
