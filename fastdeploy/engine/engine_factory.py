@@ -296,7 +296,8 @@ def _make_length_policy(
     if drafter is None:
         return AdaptiveLength(times, None, True, clock)
     max_passes = speculative.num_model_steps if isinstance(speculative, MTPConfig) else num_drafts
-    passes = DraftPasses(proposer.name, max_passes, *time_draft_passes(drafter.draft, drafter.config, num_tokens, clock))
+    first, other = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
+    passes = DraftPasses(proposer.name, max_passes, first, other)
     return AdaptiveLength(times, passes, speculative.extension is not None, clock)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import cycle, repeat
-from typing import TypeVar
 
 from fastdeploy.core.length_policy import Clock
 from fastdeploy.core.step import ScheduledRequest, StepPlan
@@ -16,9 +15,8 @@ from fastdeploy.spec_decode.adaptive.step_times import StepTimes
 from fastdeploy.worker.full_step import make_request, spread_tokens
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
-TIME_LIMIT_S = 0.7  # for all steps, and for all draft passes; each one is measured at least twice
+TIME_LIMIT_S = 0.7  # for all steps, and for all drafts of one length; each one is measured at least twice
 CONTEXT_TOKENS = 512  # of each request, if the cache holds at least twice as many
-Key = TypeVar("Key", int, tuple[int, int])
 EQUAL_ROWS = -1  # key of the step whose rows have the same token; 0 is that without drafts, others count rows
 
 
@@ -61,11 +59,9 @@ def time_draft_passes(
     blocks, tokens = range(-(-num_tokens // config.block_size)), spread_tokens(config)
     sizes = dict.fromkeys(min(config.max_seqs, n) for n in (1, 16, 4, 64))
     batches = {n: [make_request(num_tokens, num_passes, blocks, tokens) for _ in range(n)] for n in sizes}
-    calls = {(n, k): partial(draft, batches[n], [k] * n) for n in sizes for k in range(1, 1 + num_passes)}
-    seconds = _min_seconds(calls, clock)
-    first = {n: call_s for (n, k), call_s in seconds.items() if k == 1}
-    other = {n: max(0.0, call_s - first[n]) for (n, k), call_s in seconds.items() if k == 2}
-    return StepTimes(first), StepTimes(other or first)
+    calls = [{n: partial(draft, batches[n], [k] * n) for n in sizes} for k in (1, num_passes)]
+    first, all_s = (_min_seconds(each, clock) for each in calls)
+    return StepTimes(first), StepTimes({n: max(0.0, all_s[n] - first[n]) for n in all_s.keys() & first.keys()})
 
 
 def _without_experts(
@@ -88,9 +84,9 @@ def _without_experts(
     return {key: seconds[key] - expert_s * num_experts[key] for key in seconds if key != EQUAL_ROWS}, expert_s
 
 
-def _min_seconds(calls: Mapping[Key, Callable[[], object]], clock: Clock) -> dict[Key, float]:
+def _min_seconds(calls: Mapping[int, Callable[[], object]], clock: Clock) -> dict[int, float]:
     """Return the minimum time of each call over rounds in alternating order; calls that are too slow are left out."""
-    seconds: dict[Key, float] = {}
+    seconds: dict[int, float] = {}
     order, total_s = list(calls), 0.0
     for call_round in range(16):
         for key in order:

@@ -19,6 +19,7 @@ MAX_BUDGET = 8.0  # plain steps: maximum of the budget, so that drafts that have
 LOSS_SHARE = 0.01  # share of the time that trials may lose in the long run; smaller than differences between runs
 NUM_TIMING_STEPS = 6  # plain steps in a row that measure their time; the caches are cold in the first one
 TIMING_INTERVAL = 32  # steps with drafts before the first measurement, so that short outputs have none; then doubles
+MATCH_INTERVAL = 4  # steps between searches for long matches during a pause; a search is a tenth of a short step
 MEAN_WEIGHT = 0.1  # weight of a step in running means, which cover about ten steps: noise cancels, changes show
 MAX_TIME_RATIO = 2.0  # measured / expected time: maximum that is believed, as steps are interrupted now and then
 CATCH_UP_STEPS = 32  # steps that share the time of computing tokens that a drafting model had missed; all gain from it
@@ -124,7 +125,7 @@ class AdaptiveLength(LengthPolicy):
         if self._is_drafting:
             self._num_passes = self._best_num_passes(len(ready))
             return [DraftQuota(request.draft_room, self._num_passes) for request in ready]
-        if is_paused and self._matches_text:
+        if is_paused and self._matches_text and budget.pause_left % MATCH_INTERVAL == 0:
             return [DraftQuota(request.draft_room, 0, MAX_DEPTH) for request in ready]
         return []
 
@@ -171,7 +172,7 @@ class AdaptiveLength(LengthPolicy):
         if not num_drafts and not has_prefill and self._was_plain:  # caches are cold in the first one after drafts
             budget.record_plain_step(step_s, predicted_s)
         self._was_plain = not num_drafts
-        if self._times.experts and not has_prefill:
+        if self._times.experts and not has_prefill and count + num_drafts > 1:
             self._times.experts.update(count, sources, num_drafts)
         if budget.pause_left and not self._is_drafting and budget.advance_pause():
             self._acceptance.limit_evidence()
