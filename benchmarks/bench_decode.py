@@ -2,7 +2,7 @@
 """How near is a decoding or verification step to the limits of the machine, in each weight format?
 
     python -m benchmarks.bench_decode [--quantization none w8a8] [--context 128 2048] [--rows 1 8 16] [--rounds 6]
-        [--kv-cache-dtype int8] [--parts]
+        [--kv-cache-dtype int8] [--layers N] [--parts]
 
 A step of M rows is either M requests (`requests`) or one request that verifies M - 1 drafts (`drafts`). The baselines
 are two lower bounds of its time, measured beside it:
@@ -107,6 +107,7 @@ def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> 
         max_model_len=max(args.context) + 2 * max(args.rows) + STEPS_PER_GROUP + 3,
         max_drafts=max(args.rows) - 1,
         kv_cache_dtype=args.kv_cache_dtype,
+        layers=args.layers,
     )
     loaded.skip_prefill()
     cases = make_cases(args.context, args.rows, args.clock == "cpu")
@@ -165,7 +166,7 @@ def main() -> None:
         parts = [{**{key: row[key] for key in case}, **part} for row in results for part in row["parts"]]
         print_table("parts of a step", parts)
     machine = {"kv_cache_dtype": args.kv_cache_dtype, "roofline": roofline.describe()}
-    print_json({"benchmark": "decode", "shape": args.shape, **machine, "results": results})
+    print_json({"benchmark": "decode", "shape": args.shape, "layers": args.layers, **machine, "results": results})
 
 
 if __name__ == "__main__":

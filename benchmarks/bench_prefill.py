@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How near is prefill to the peak of the arithmetic, in each weight format?
 
-    python -m benchmarks.bench_prefill [--quantization none w8a8] [--tokens 512 2048] [--rounds 3] [--parts]
+    python -m benchmarks.bench_prefill [--quantization none w8a8] [--tokens 512 2048] [--rounds 3] [--layers N]
+        [--parts]
 
 Operations are two per parameter and token (the head's for the last token only, no embedding), and the causal half of
 attention. `share` is operations / seconds / peak, where products of integers have the int8 peak, and wint8 and wint4
@@ -95,7 +96,9 @@ def main() -> None:
         parser.error(f"--tokens: expected 16 to 2048, got {args.tokens}")
     roofline = make_roofline(parser, args)
     engines = [
-        ShapeEngine.load(args.shape, quantization, max_num_seqs=1, max_model_len=max(args.tokens) + 16)
+        ShapeEngine.load(
+            args.shape, quantization, max_num_seqs=1, max_model_len=max(args.tokens) + 16, layers=args.layers
+        )
         for quantization in args.quantization
     ]
     cases = [Case(loaded, tokens) for tokens in args.tokens for loaded in engines]
@@ -107,7 +110,8 @@ def main() -> None:
         cells = [{"format": r["format"], "tokens": r["tokens"], **shares} for r, shares in zip(results, parts)]
         print_table("parts of a step", cells)
         results = [{**row, "parts": shares} for row, shares in zip(results, parts)]
-    print_json({"benchmark": "prefill", "shape": args.shape, "roofline": roofline.describe(), "results": results})
+    machine = {"layers": args.layers, "roofline": roofline.describe()}
+    print_json({"benchmark": "prefill", "shape": args.shape, **machine, "results": results})
 
 
 if __name__ == "__main__":

@@ -110,22 +110,27 @@ class ShapeEngine:
         max_model_len: int,
         max_drafts: int = 0,
         kv_cache_dtype: str = "auto",
+        layers: int | None = None,
     ) -> ShapeEngine:
-        """Build an engine of `shape` that rejects all drafts, so that a step always emits one token per request."""
+        """Build an engine of `shape` that rejects all drafts, so that a step always emits one token per request.
+
+        `layers` replaces the shape's number of layers.
+        """
         gc.collect()  # free the memory of the engine before
         speculation = {"method": "ngram", "num_speculative_tokens": max_drafts, "accept_policy": "reject_all"}
-        config = EngineConfig(
-            model=shape,
-            load_choices="dummy",
-            quantization=QuantizationConfig.from_value(quantization),
-            max_model_len=max_model_len,
-            cache=CacheConfig(dtype=kv_cache_dtype, enable_prefix_caching=False),
-            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max(2048, max_num_seqs)),
-            speculative=parse_speculative_config(speculation if max_drafts else {"method": "naive"}),
-        )
         proposer = FixedDraft()
-        engine = make_engine(config, proposer=proposer)
-        model = ModelConfig.from_pretrained(shape, kv_cache_dtype=kv_cache_dtype)
+        with shape_of_layers(shape, layers) as folder:
+            config = EngineConfig(
+                model=folder,
+                load_choices="dummy",
+                quantization=QuantizationConfig.from_value(quantization),
+                max_model_len=max_model_len,
+                cache=CacheConfig(dtype=kv_cache_dtype, enable_prefix_caching=False),
+                scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max(2048, max_num_seqs)),
+                speculative=parse_speculative_config(speculation if max_drafts else {"method": "naive"}),
+            )
+            engine = make_engine(config, proposer=proposer)
+            model = ModelConfig.from_pretrained(folder, kv_cache_dtype=kv_cache_dtype)
         return cls(engine, proposer, LoadedModel(model, quantization, int(engine.describe()["weights_bytes"])))
 
     def skip_prefill(self) -> None:
@@ -174,4 +179,5 @@ def shape_of_layers(shape: str, num_layers: int | None) -> Iterator[str]:
 def add_shape_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for shape and formats."""
     parser.add_argument("--shape", default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
+    parser.add_argument("--layers", type=int, help="number of layers, if it is not that of --shape")
     parser.add_argument("--quantization", nargs="+", choices=FORMATS, default=list(FORMATS), help="formats to measure")

@@ -39,12 +39,16 @@ OPENVINO = {16: "fp16", 8: "int8", 4: "int4"}
 
 @dataclass(frozen=True)
 class Job:
-    """Requests of equal lengths; `figure` is the reported rate: decode, prefill, or all output tokens per second."""
+    """Requests of equal lengths; `figure` is the reported rate: decode, prefill, or all output tokens per second.
+
+    Each decoding step computes `rows` rows per request, as if it verified rows - 1 drafts, and emits one token.
+    """
 
     requests: int
     prompt_tokens: int
     new_tokens: int
     figure: str
+    rows: int = 1
 
     def rate(self, first_s: float, total_s: float, num_steps: int) -> float:
         """Return tokens per second of a run whose requests emitted `num_steps` tokens each after the first."""
@@ -63,6 +67,8 @@ class Job:
 JOBS = {
     "decode-128": Job(1, 128, 33, "decode"),
     "decode-2048": Job(1, 2048, 33, "decode"),
+    "verify-2": Job(1, 128, 33, "decode", rows=2),
+    "verify-4": Job(1, 128, 33, "decode", rows=4),
     "prefill-512": Job(1, 512, 1, "prefill"),
     "prefill-2048": Job(1, 2048, 1, "prefill"),
     "streams-16": Job(16, 256, 128, "all"),
@@ -76,6 +82,7 @@ class Worker:
     process: subprocess.Popen[str]
     name: str
     is_ours: bool
+    verifies: bool  # whether it can compute several rows of one request
     rates: dict[str, list[float]] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)  # jobs that reached the limit
 
@@ -90,7 +97,8 @@ class Worker:
             text=True,
             env={**os.environ, **environment},
         )
-        worker = cls(process, Path(command[-1]).name, "fastdeploy_worker" in command[1])
+        script = Path(command[1]).name
+        worker = cls(process, Path(command[-1]).name, script == "fastdeploy_worker.py", script != "openvino_worker.py")
         worker.name = worker._answer()["ready"]
         return worker
 
@@ -98,7 +106,7 @@ class Worker:
         """Run a job that decodes for at most `limit_s` seconds; return its rate."""
         assert self.process.stdin is not None
         parts = {"requests": job.requests, "prompt_tokens": job.prompt_tokens, "new_tokens": job.new_tokens}
-        self.process.stdin.write(json.dumps({**parts, "limit_s": limit_s}) + "\n")
+        self.process.stdin.write(json.dumps({**parts, "rows": job.rows, "limit_s": limit_s}) + "\n")
         self.process.stdin.flush()
         answer = self._answer()
         if job.is_cut(answer["num_steps"]):
@@ -149,7 +157,7 @@ def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
         worker.run("first", Job(1, 32, 4, "decode"), args.limit_s)  # the first call is slower and not counted
     for name in args.only * args.rounds:
         for worker in workers:
-            if time.monotonic() < end:
+            if time.monotonic() < end and (worker.verifies or JOBS[name].rows == 1):
                 measure(worker, name, args.limit_s)
     for worker in workers:
         worker.stop()

@@ -8,13 +8,17 @@ import sys
 
 from protocol import Decoding, serve
 
+from benchmarks.shape_engine import FixedDraft
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.ops.backends.cpu.library import isa
+
+MAX_DRAFTS = 3  # of jobs that verify drafts
 
 
 def same_bits(checkpoint: str, quantization: str) -> QuantizationConfig:
@@ -37,12 +41,17 @@ def main(checkpoint: str, quantization: str) -> None:
         max_model_len=2304,
         cache=CacheConfig(num_blocks=128, enable_prefix_caching=False),
         scheduler=SchedulerConfig(max_num_seqs=16),
+        speculative=parse_speculative_config(
+            {"method": "ngram", "num_speculative_tokens": MAX_DRAFTS, "accept_policy": "reject_all"}
+        ),
     )
-    engine = Engine.from_config(config)
+    proposer = FixedDraft()
+    engine = make_engine(config, proposer=proposer)
     ids = itertools.count()
 
-    def run(prompts: list[list[int]], new_tokens: int, decoding: Decoding) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    def run(prompts: list[list[int]], new_tokens: int, rows: int, decoding: Decoding) -> None:
+        proposer.length = rows - 1
+        params = SamplingParams(temperature=0.0, max_tokens=new_tokens + rows - 1, ignore_eos=True)
         requests = [GenerationRequest(f"peer-{next(ids)}", prompt, params) for prompt in prompts]
         for request in requests:
             engine.add_request(request)
@@ -50,7 +59,9 @@ def main(checkpoint: str, quantization: str) -> None:
         while waiting:
             waiting -= {delta.request_id for delta in engine.step()}
         decoding.begin()
-        while engine.has_unfinished() and not decoding.is_over:
+        for _ in range(new_tokens - 1):
+            if decoding.is_over:
+                break
             engine.step()
             decoding.step()
         for request in requests:

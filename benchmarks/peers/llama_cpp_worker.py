@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -25,18 +26,34 @@ class Context:
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         self.batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
 
-    def step(self, tokens: list[list[int]], position: int) -> list[int]:
-        """Compute tokens[i] of sequence i from `position` on; return the most likely next token of each."""
-        batch, row, last_rows = self.batch, 0, []
+    def prefill(self, prompts: list[list[int]]) -> list[int]:
+        """Compute the prompts of all sequences; return the most likely next token of each."""
+        self._compute(prompts, 0, all_logits=False)
+        ends = itertools.accumulate(len(prompt) for prompt in prompts)
+        return [self._argmax(end - 1) for end in ends]
+
+    def step(self, tokens: list[int], position: int, rows: int) -> list[int]:
+        """Compute tokens[i] of sequence i at `position` and rows - 1 drafts, and reject these; return the next tokens.
+
+        As verification needs them, the most likely tokens after all rows are determined.
+        """
+        self._compute([[token, *range(1000, 1000 + rows - 1)] for token in tokens], position, all_logits=True)
+        likeliest = [self._argmax(row) for row in range(rows * len(tokens))]
+        if rows > 1:
+            memory = llama_cpp.llama_get_memory(self.handle)
+            for sequence in range(len(tokens)):
+                assert llama_cpp.llama_memory_seq_rm(memory, sequence, position + 1, -1), "drafts were not removed"
+        return likeliest[::rows]
+
+    def _compute(self, tokens: list[list[int]], position: int, all_logits: bool) -> None:
+        batch, row = self.batch, 0
         for sequence, new in enumerate(tokens):
             for offset, token in enumerate(new):
                 batch.token[row], batch.pos[row], batch.n_seq_id[row] = token, position + offset, 1
-                batch.seq_id[row][0], batch.logits[row] = sequence, offset == len(new) - 1
+                batch.seq_id[row][0], batch.logits[row] = sequence, all_logits or offset == len(new) - 1
                 row += 1
-            last_rows.append(row - 1)
         batch.n_tokens = row
         assert llama_cpp.llama_decode(self.handle, batch) == 0, "llama.cpp could not compute the batch"
-        return [self._argmax(row) for row in last_rows]
 
     def close(self) -> None:
         """Free batch and context."""
@@ -54,15 +71,15 @@ def main(file: str) -> None:
     model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
     assert model, f"llama.cpp cannot load {file}"
 
-    def run(prompts: list[list[int]], new_tokens: int, decoding: Decoding) -> None:
+    def run(prompts: list[list[int]], new_tokens: int, rows: int, decoding: Decoding) -> None:
         length = len(prompts[0])
-        context = Context(model, len(prompts), length + new_tokens)
-        tokens = context.step(prompts, 0)
+        context = Context(model, len(prompts), length + new_tokens + rows)
+        tokens = context.prefill(prompts)
         decoding.begin()
         for position in range(length, length + new_tokens - 1):
             if decoding.is_over:
                 break
-            tokens = context.step([[token] for token in tokens], position)
+            tokens = context.step(tokens, position, rows)
             decoding.step()
         context.close()
 

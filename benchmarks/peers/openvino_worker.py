@@ -25,7 +25,8 @@ def main(folder: str) -> None:
     pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
     ids = itertools.count()
 
-    def run(prompts: list[list[int]], new_tokens: int, decoding: Decoding) -> None:
+    def run(prompts: list[list[int]], new_tokens: int, rows: int, decoding: Decoding) -> None:
+        assert rows == 1, "the pipeline computes one row per request and step"
         config = openvino_genai.GenerationConfig(max_new_tokens=new_tokens, ignore_eos=True, do_sample=False)
         handles = [
             pipeline.add_request(next(ids), openvino.Tensor(np.array([prompt], np.int64)), config) for prompt in prompts

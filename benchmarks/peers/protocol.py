@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How does compare.py talk to an engine? A worker loads one engine, then runs jobs that come as JSON lines on stdin.
 
-A job is {"requests": N, "prompt_tokens": P, "new_tokens": T, "limit_s": L}. The answer has the seconds until every
-request had its first token and until the end, and the number of steps in between: T - 1, or fewer if decoding took
-longer than L seconds. A worker runs one job at a time and is idle in between. It runs without this repository's
-package.
+A job is {"requests": N, "prompt_tokens": P, "new_tokens": T, "rows": R, "limit_s": L}. Each decoding step computes R
+rows per request and emits one token. The answer has the seconds until every request had its first token and until the
+end, and the number of steps in between: T - 1, or fewer if decoding took longer than L seconds. A worker runs one job
+at a time and is idle in between. It runs without this repository's package.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Decoding:
         return self.num_steps > 0 and time.perf_counter() - self._decoding_since >= self._limit_s
 
 
-# Runs prompts of token ids to `new_tokens` tokens each, or until the decoding is over.
-Run = Callable[[list[list[int]], int, Decoding], None]
+# Runs prompts of token ids to `new_tokens` tokens each, or until the decoding is over, in steps of `rows` rows each.
+Run = Callable[[list[list[int]], int, int, Decoding], None]
 
 
 def serve(describe: str, run: Run) -> None:
@@ -67,6 +67,6 @@ def serve(describe: str, run: Run) -> None:
         job = json.loads(line)
         prompts = [rng.choices(TOKENS, k=job["prompt_tokens"]) for _ in range(job["requests"])]
         decoding = Decoding(job["limit_s"])
-        run(prompts, job["new_tokens"], decoding)
+        run(prompts, job["new_tokens"], job["rows"], decoding)
         answer = {key: getattr(decoding, key) for key in ("first_s", "total_s", "num_steps")}
         print(json.dumps(answer), file=answers, flush=True)

@@ -44,8 +44,9 @@ def test_a_checkpoint_with_experts_runs_in_equal_bits(tiny_experts: str, tmp_pat
 
 
 def compare(checkpoint: Path, *flags: str, bits: str = "16") -> subprocess.CompletedProcess[str]:
-    """Run two jobs, once."""
-    jobs = ["--peers-python", "none", "--bits", bits, "--only", "decode-128", "prefill-512", "--rounds", "1"]
+    """Run three jobs, once."""
+    only = ["decode-128", "verify-2", "prefill-512"]
+    jobs = ["--peers-python", "none", "--bits", bits, "--only", *only, "--rounds", "1"]
     command = [sys.executable, "-m", "benchmarks.peers.compare", str(checkpoint), *jobs, "--threads", "1", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -57,14 +58,14 @@ def test_without_peers_the_engine_runs_alone_and_names_those_left_out(checkpoint
     assert "left out: llama_cpp_worker.py:" in done.stdout and "left out: openvino_worker.py:" in done.stdout
     [row] = json.loads(done.stdout.splitlines()[-1])["results"]
     assert row["engine"].startswith("FastDeploy none") and row["decode-128"] > 0 and row["prefill-512"] > 0
-    assert row["cut"] == "decode-128" and row["rounds"] == "1 1"
+    assert row["cut"] == "decode-128 verify-2" and row["rounds"] == "1 1 1"
 
 
 def test_no_job_starts_after_the_total_time(checkpoint: Path) -> None:
     done = compare(checkpoint, "--total-s", "0", "--against", "openvino")
     assert "left out: openvino_worker.py:" in done.stdout and "llama_cpp" not in done.stdout
     [row] = json.loads(done.stdout.splitlines()[-1])["results"]
-    assert row["decode-128"] is None and row["prefill-512"] is None and row["rounds"] == "0 0"
+    assert row["decode-128"] is None and row["prefill-512"] is None and row["rounds"] == "0 0 0"
 
 
 def test_rates_are_tokens_over_their_own_time() -> None:
