@@ -9,9 +9,10 @@ masked for all other rows.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import paddle
 from paddle import Tensor
 
@@ -24,10 +25,10 @@ from fastdeploy.layers.embedding import Embedding
 from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.norm import RMSNorm
-from fastdeploy.models.architecture import nextn_layers
+from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer
 from fastdeploy.models.layer_parts import LayerWeights
-from fastdeploy.models.loader import load_head, packed_loader
+from fastdeploy.models.loader import load_head, open_source, packed_loader
 from fastdeploy.models.mtp_forms import FIELD, MTPForm, check_hidden_state, ernie_layers, find_forms, usual_form
 from fastdeploy.models.mtp_source import MTPSource
 from fastdeploy.models.registry import find_architecture
@@ -39,6 +40,8 @@ from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.registry import selected_backend
+
+_ROWS_COMPARED = 4096  # at a time, so that comparing needs little memory
 
 
 @dataclass(frozen=True)
@@ -180,13 +183,43 @@ def load_mtp_layers(
             loader = _packed_loader(config, forms, quantization)
         else:
             files = MTPSource(Path(path or config.path), config, architecture, hidden_state)
-            forms, loader = files.forms, WeightLoader(config.dtype, files, files.shapes, None, quantization)
+            forms = forms_without_copies(files, config, architecture)
+            loader = WeightLoader(config.dtype, files, files.shapes, None, quantization)
         forms = forms[:max_layers]
         weights = collect_mtp_weights(loader, config, forms, target.shared.head.weight.quantization, load_choices)
     buffers = MTPBuffers(target)
     return [
         MTPLayer(layer, target, form.reads_normed, i, buffers) for i, (layer, form) in enumerate(zip(weights, forms))
     ]
+
+
+def forms_without_copies(files: MTPSource, config: ModelConfig, architecture: Architecture) -> list[MTPForm]:
+    """Return the layers' forms, which use the target's embedding and head where the files only repeat these.
+
+    Releases of GLM-4.5 repeat both, which would take two gigabytes for Air.
+    """
+    if config.packed is not None or not any(form.embedding or form.head for form in files.forms):
+        return files.forms
+    target, _ = open_source(config, architecture, "default_v1", seed=0)
+    names = architecture.names
+    target_head = names.embedding if config.tie_word_embeddings else f"{names.head}.weight"
+
+    def repeats(name: str, of_target: str) -> bool:
+        ours, theirs = files.read(name), target.read(of_target)
+        starts = range(0, ours.shape[0], _ROWS_COMPARED)
+        return ours.dtype == theirs.dtype and all(
+            np.array_equal(*(tensor[begin : begin + _ROWS_COMPARED].numpy() for tensor in (ours, theirs)))
+            for begin in starts
+        )
+
+    def shared(form: MTPForm) -> MTPForm:
+        return replace(
+            form,
+            embedding="" if form.embedding and repeats(form.embedding, names.embedding) else form.embedding,
+            head="" if form.head and repeats(f"{form.head}.weight", target_head) else form.head,
+        )
+
+    return [shared(form) for form in files.forms]
 
 
 def _packed_loader(config: ModelConfig, forms: list[MTPForm], quantization: QuantizationConfig) -> WeightLoader:

@@ -16,7 +16,7 @@ from fastdeploy.config.packed_checkpoint import DATA_FILE, HEADER_FILE, PackedHe
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.loader import open_source
-from fastdeploy.models.mtp import collect_mtp_weights, num_mtp_layers
+from fastdeploy.models.mtp import collect_mtp_weights, forms_without_copies, num_mtp_layers
 from fastdeploy.models.mtp_source import MTPSource
 from fastdeploy.models.packed_store import PackedWriter, Progress
 from fastdeploy.models.registry import find_architecture
@@ -70,8 +70,9 @@ def _pack(
         if num_mtp_layers(config.path):
             layers = MTPSource(Path(config.path), config, architecture)
             loader = WeightLoader(config.dtype, layers, layers.shapes, None, mtp_formats, writer)
-            collect_mtp_weights(loader, config, layers.forms, formats.head, "default_v1")
-            mtp_tensors = tuple(layers.shapes)
+            forms = forms_without_copies(layers, config, architecture)
+            collect_mtp_weights(loader, config, forms, formats.head, "default_v1")
+            mtp_tensors = tuple(name for form in forms for name in form.shapes(config))
     return PackedHeader(
         layout=selected_backend().weight_layout,
         dtype=config.dtype,

@@ -131,6 +131,30 @@ def test_each_part_of_the_experts_matters(
     assert np.abs(first[reference["positions"]] - reference["logprobs"]).max() > 1e-2
 
 
+def repeat_target(tensors: Tensors) -> None:
+    tensors["model.layers.3.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+    tensors["model.layers.3.shared_head.head.weight"] = tensors["lm_head.weight"]
+
+
+def change_last_value(tensors: Tensors) -> None:
+    repeat_target(tensors)
+    for name in ("model.layers.3.embed_tokens.weight", "model.layers.3.shared_head.head.weight"):
+        tensors[name] = tensors[name].clone()
+        tensors[name][-1, -1] += 1
+
+
+@pytest.mark.parametrize(("change", "is_shared"), [(repeat_target, True), (change_last_value, False)])
+def test_an_embedding_and_a_head_that_repeat_the_targets_are_shared(
+    tmp_path: Path, glm_layer: Tensors, change: Callable[[Tensors], None], is_shared: bool
+) -> None:
+    folder = with_layer(tmp_path / "model", GLM, glm_layer, change)
+    target = load_target(folder)
+    for path in (None, str(folder)):
+        (layer,) = load_mtp_layers(target, path, "default_v1", UNQUANTIZED)
+        assert (layer.own_head is None, layer.head is target.shared.head) == (is_shared, is_shared)
+        assert (layer._embedding is target.shared.embedding) == is_shared
+
+
 @pytest.mark.parametrize(
     "name",
     [

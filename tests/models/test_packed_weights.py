@@ -217,6 +217,20 @@ def test_layers_for_multi_token_prediction_are_packed_too(
     assert caught.value.field == "speculative_config.quantization"
 
 
+def test_an_embedding_that_repeats_the_targets_is_not_packed_a_second_time(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "glm4_moe", tmp_path / "plain")
+    file = tmp_path / "plain" / "model.safetensors"
+    tensors = load_file(file) | load_file(GOLDEN / "glm4_moe_mtp" / "model.safetensors")
+    tensors["model.layers.3.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    header = pack(tmp_path / "plain", tmp_path / "packed", "wint4")
+    assert "model.layers.3.eh_proj.weight" in header.mtp_tensors
+    assert "model.layers.3.embed_tokens.weight" not in {*header.mtp_tensors, *header.entries}
+    target = load(tmp_path / "packed")
+    (layer,) = mtp.load_mtp_layers(target, None, "default_v1", header.mtp_quantization)
+    assert layer._embedding is target.shared.embedding
+
+
 def test_layers_from_another_folder_use_the_head_of_a_packed_target(tmp_path: Path) -> None:
     pack(DEMO, tmp_path / "packed")
     target, formats = load(tmp_path / "packed"), EIGHT_BITS.for_model(False)
