@@ -4,12 +4,14 @@
     python -m benchmarks.bench_speculation [--model demo] [--workload editing loop] [--batch 1 4 16 64]
         [--method ngram mtp+suffix '{"method": "suffix", "num_speculative_tokens": 16}'] [--num-speculative-tokens 8]
     python -m benchmarks.bench_speculation --replay [--shape benchmarks/shapes/qwen3-0.6b] [--layers N]
-        [--quantization w4a8]
+        [--quantization w4a8] [--alike 0.5]
 
 Without --replay the model generates its own answers. With it, random weights of a shape compute each step and emit
 recorded answers (benchmarks/replay.py); for `mtp`, drafts of the demonstration model's layer replace those of random
 weights. The recorded answers of the workloads in --own-answers are those of the demonstration model, which its layer
-was trained to predict; the others are the text's own. The suffix -fixed on a method switches adaptive length off.
+was trained to predict; the others are the text's own. Random weights route neighbouring rows apart; with --alike this
+share of all tokens has one embedding, so that more rows choose the same experts. The suffix -fixed on a method switches
+adaptive length off.
 
 The engines share weights and cache memory and alternate in stretches of a few steps (benchmarks/interleave.py) until
 naive, the baseline, has decoded for --seconds. `naive again` is a second plain engine: its ratio to the first is noise
@@ -38,7 +40,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.interleave import Comparison, Contender, TimedEngine, speed_up
-from benchmarks.replay import LayerRecord, record_answers
+from benchmarks.replay import LayerRecord, make_tokens_alike, record_answers
 from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.shape_engine import SHAPE, shape_of_layers
 from benchmarks.workloads import WORKLOADS, sessions
@@ -56,7 +58,7 @@ from fastdeploy.engine.memory_plan import allocate_kv_caches
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models import loader
 from fastdeploy.models.architecture import Architecture
-from fastdeploy.models.weight_source import WeightSource
+from fastdeploy.models.weight_source import DummySource, WeightSource
 from fastdeploy.models.weights import DecoderWeights
 from fastdeploy.ops.attention import KVCache
 
@@ -116,8 +118,9 @@ class SharedMemory:
     Equal engines with weights elsewhere in memory differ by up to a tenth, those with caches elsewhere by a twentieth.
     """
 
-    def __init__(self, num_engines: int) -> None:
-        self.num_engines = num_engines
+    def __init__(self, num_engines: int, alike: float = 0.0) -> None:
+        """Share memory among this many engines; `alike` is the share of tokens with the same random embedding."""
+        self.num_engines, self._alike = num_engines, alike
         self._weights: dict[str, DecoderWeights] = {}
         self._caches: list[KVCache] = []  # by layer
         self._block_ids: list[int] = []  # of no engine yet
@@ -146,6 +149,8 @@ class SharedMemory:
     ) -> DecoderWeights:
         key = f"{config} {type(source)} {rest[-1]}"  # checkpoint, stored or random weights, format
         if key not in self._weights:
+            if self._alike and isinstance(source, DummySource):
+                make_tokens_alike(source, architecture.names.embedding, self._alike)
             self._weights[key] = load(config, architecture, source, *rest)
         return self._weights[key]
 
@@ -156,7 +161,7 @@ class SharedMemory:
 
 def make_contenders(args: argparse.Namespace) -> list[Contender]:
     """Build naive, the methods that the model supports, and naive again, an engine of its own."""
-    memory = SharedMemory(len(args.method) + 2)
+    memory = SharedMemory(len(args.method) + 2, args.alike)
     contenders = [Contender(NAIVE, make_timed(NAIVE, args, memory))]
     record = LayerRecord(MAX_MODEL_STEPS, args.max_prompt_tokens + args.max_tokens) if args.replay else None
     for method in args.method:
@@ -241,6 +246,7 @@ def main() -> None:
     parser.add_argument("--replay", action="store_true", help="emit recorded answers on random weights of --shape")
     parser.add_argument("--shape", default=SHAPE, help="folder with a config.json")
     parser.add_argument("--layers", type=int, help="number of layers, if it is not that of --shape")
+    parser.add_argument("--alike", type=float, default=0.0, help="with --replay: share of tokens with one embedding")
     parser.add_argument(
         "--own-answers",
         nargs="*",

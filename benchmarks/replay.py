@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import paddle
+
 from benchmarks.workloads import Session, Turn
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.speculative_config import MTPConfig
@@ -17,6 +20,7 @@ from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationReque
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine
+from fastdeploy.models.weight_source import DummySource
 from fastdeploy.worker.logits_batches import LogitsRange
 from fastdeploy.worker.model_runner import ModelRunner
 
@@ -40,6 +44,26 @@ def replay_answers(engine: Engine, answers: Answers) -> None:
         read(plan, verified, results)
 
     runner._read_tokens = substitute_and_read  # type: ignore[method-assign]
+
+
+def make_tokens_alike(source: DummySource, embedding: str, share: float) -> None:
+    """Give this share of all tokens the same embedding, so that rows with such tokens choose nearly the same experts.
+
+    Args:
+        source: the random weights of the model.
+        embedding: name of its embedding table.
+    """
+    read = source.read
+
+    def read_alike(name: str) -> paddle.Tensor:
+        tensor = read(name)
+        if name != embedding:
+            return tensor
+        table = tensor.numpy()
+        table[np.random.default_rng(0).random(len(table)) < share] = table[0]
+        return paddle.to_tensor(table)
+
+    source.read = read_alike  # type: ignore[method-assign]
 
 
 def record_answers(work: Sequence[Session], max_model_len: int) -> list[Session]:

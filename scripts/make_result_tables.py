@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "results" / "data"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md")))
 SECTION = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-JOBS = ("decode-128", "decode-2048", "prefill-512", "prefill-2048", "streams-16")
+JOBS = ("decode-128", "decode-2048", "verify-2", "verify-4", "prefill-512", "prefill-2048", "streams-16")
 SPLITWISE_COLUMNS = {
     "copies": [("export", "export over memcpy", 2), ("import", "import over memcpy", 2)],
     "latency": [
@@ -110,8 +110,17 @@ def gpu_host_table(rows: Sequence[Row]) -> str:
     return _table(header, ([count, *(host_us[count, method] for method in methods)] for count in counts))
 
 
+def experts_table(rows: Sequence[Row]) -> str:
+    """Return, per format and number of rows, the products over their floor and the router's share."""
+    columns = [("experts", 1), ("over_floor", 2), ("router_%", 1)]
+    header = ["format", "rows", "experts that have rows", "products over floor", "router, % of the layer's operators"]
+    lines = ([row["format"], row["rows"], *(f"{row[key]:.{digits}f}" for key, digits in columns)] for row in rows)
+    return _table(header, lines)
+
+
 TABLES = {
     "decode": decode_table,
+    "experts": experts_table,
     "gpu_host": gpu_host_table,
     "isolation": isolation_table,
     "speculation": speculation_table,

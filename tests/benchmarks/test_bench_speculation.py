@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.bench_speculation import main, method_mapping, print_slower
+from benchmarks.replay import make_tokens_alike
+from fastdeploy.models.weight_source import DummySource
 
 # One request: with several, it depends on time which stretches count.
 SMALLEST = ["--batch", "1", "--seconds", "0", "--groups", "1", "--max-tokens", "24", "--max-prompt-tokens", "300"]
@@ -51,6 +54,16 @@ def test_replay_leaves_out_what_random_weights_cannot_draft(
     rows = results(capsys, monkeypatch, *flags)
     assert [row["method"] for row in rows] == ["naive", "suffix-fixed", "naive again"]
     assert rows[1]["mean_acceptance_length"] > 1.2
+
+
+def test_a_share_of_all_tokens_is_alike() -> None:
+    shapes = {"embedding": (1000, 8), "matrix": (8, 8)}
+    plain, alike = DummySource(shapes, seed=3), DummySource(shapes, seed=3)
+    make_tokens_alike(alike, "embedding", 0.3)
+    np.testing.assert_array_equal(alike.read("matrix").numpy(), plain.read("matrix").numpy())
+    table, before = alike.read("embedding").numpy(), plain.read("embedding").numpy()
+    is_first, is_own = (table == before[0]).all(-1), (table == before).all(-1)
+    assert (is_first | is_own).all() and 0.25 < is_first.mean() < 0.35
 
 
 def test_replay_replaces_the_drafts_of_a_random_layer_by_those_of_a_trained_one(
