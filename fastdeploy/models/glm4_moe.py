@@ -14,7 +14,6 @@ def _traits(config: ModelConfig) -> DecoderTraits:
 GLM4_MOE = Architecture(
     "Glm4MoeForCausalLM",
     _traits,
-    paddle_prefix="glm4_moe",
     correction_bias="gate.e_score_correction_bias",
     has_nextn_layers=True,
 )

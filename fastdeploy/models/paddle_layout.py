@@ -15,7 +15,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.layer_parts import LayerParts
 from fastdeploy.models.weight_loader import LinearKind, LinearSpec, Shapes
-from fastdeploy.models.weight_source import SafetensorsSource, WeightSource, whole_matrix
+from fastdeploy.models.weight_source import ROUTER_WEIGHT, SafetensorsSource, WeightSource, whole_matrix
 from fastdeploy.models.weights import check_shapes, expected_shapes
 from fastdeploy.ops.linear import WeightPiece
 
@@ -128,8 +128,16 @@ class PaddleSource(StoredSource):
         layers = [architecture.layer(config, index) for index in range(config.num_layers)]
         stored = dict(stored_whole(shapes, prefix, {names.embedding}))
         stored.update(stored_fused(source, config, architecture, prefix, layers))
+        stored.update(_stored_routers(source.shapes, stored))
         super().__init__(source, shapes, stored)
         check_shapes(source.shapes, self.stored_shapes, config, architecture, layout)
+
+
+def _stored_routers(shapes: Shapes, stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
+    """Yield the weights of routers that are stored as in torch layout, as newer versions of PaddleFormers do."""
+    for name, place in stored.items():
+        if name.endswith(ROUTER_WEIGHT) and shapes.get(place.name) == place.shape[::-1] != place.shape:
+            yield name, Stored(place.name, place.shape[::-1], False)
 
 
 def name_prefix(source: WeightSource, architecture: Architecture) -> str:

@@ -12,4 +12,4 @@ def _traits(config: ModelConfig) -> DecoderTraits:
 
 
 QWEN3 = Architecture("Qwen3ForCausalLM", _traits, paddle_prefix="qwen3")
-QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", _traits, paddle_prefix="qwen3_moe")
+QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", _traits)

@@ -132,6 +132,19 @@ def test_an_ernie_checkpoint_gives_the_same_logits_in_paddle_and_torch_layout(
     np.testing.assert_array_equal(logits_of(tmp_path), Driver(load_golden("ernie4_5", "bfloat16")).run_alone(TOKENS))
 
 
+@pytest.mark.parametrize("has_transposed_routers", [True, False])
+@pytest.mark.parametrize("name", ["qwen3_moe", "glm4_moe"])
+def test_routers_are_read_in_either_layout(tmp_path: Path, name: str, has_transposed_routers: bool) -> None:
+    tensors = load_file(GOLDEN / name / "model.safetensors")
+    stored = as_paddle_writes_it(tensors, "model", {})
+    routers = [name for name in tensors if name.endswith("mlp.gate.weight")]
+    assert routers and all(len(set(tensors[router].shape)) == 2 for router in routers), "no router is square"
+    if not has_transposed_routers:
+        stored |= {router: tensors[router] for router in routers}
+    config = json.loads((GOLDEN / name / "config.json").read_text())
+    np.testing.assert_array_equal(logits_of(write(tmp_path, config, stored, "np")), logits_of(GOLDEN / name))
+
+
 def logits_of(path: Path) -> Logits:
     model = load_model(ModelConfig.from_pretrained(path), max_rows=64, max_model_len=MAX_MODEL_LEN)
     return Driver(model).run_alone(TOKENS)
