@@ -207,10 +207,13 @@ def forms_without_copies(files: MTPSource, config: ModelConfig, architecture: Ar
     def repeats(name: str, of_target: str) -> bool:
         ours, theirs = files.read(name), target.read(of_target)
         starts = range(0, ours.shape[0], _ROWS_COMPARED)
-        return ours.dtype == theirs.dtype and all(
+        is_equal = ours.dtype == theirs.dtype and all(
             np.array_equal(*(tensor[begin : begin + _ROWS_COMPARED].numpy() for tensor in (ours, theirs)))
             for begin in starts
         )
+        if is_equal:
+            files.release(name)
+        return is_equal
 
     def shared(form: MTPForm) -> MTPForm:
         return replace(
