@@ -133,7 +133,9 @@ class PaddleSource(StoredSource):
         check_shapes(source.shapes, self.stored_shapes, config, architecture, layout)
 
 
-def _stored_routers(shapes: Shapes, stored: Mapping[str, Stored]) -> Iterator[tuple[str, Stored]]:
+def _stored_routers(
+    shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]
+) -> Iterator[tuple[str, Stored]]:
     """Yield the weights of routers that are stored as in torch layout, as newer versions of PaddleFormers do."""
     for name, place in stored.items():
         if name.endswith(ROUTER_WEIGHT) and shapes.get(place.name) == place.shape[::-1] != place.shape:
