@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long does loading take beside reading the checkpoint's files, and how much memory beyond the weights?
 
-    python -m benchmarks.bench_load [--shape benchmarks/shapes/qwen3-0.6b] [--rounds 5] [--quantization wint8]
+    python -m benchmarks.bench_load [--shape benchmarks/shapes/qwen3-0.6b] [--layers N] [--rounds 5]
+        [--quantization wint8] [--layout torch packed]
 
 Writes a checkpoint of random bf16 weights, in torch and in Paddle layout, to a temporary folder, and with the layout
 `packed` the weights that `fastdeploy quantize` makes of it, which are mapped and compared with their checksums. Each
@@ -34,7 +35,7 @@ import paddle
 from benchmarks.bench_memory import resident_bytes
 from benchmarks.peers.make_checkpoint import write_safetensors
 from benchmarks.report import Row, make_parser, print_report
-from benchmarks.shape_engine import SHAPE
+from benchmarks.shape_engine import SHAPE, shape_of_layers
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.packed_checkpoint import DATA_FILE
 from fastdeploy.config.quantization import QuantizationConfig
@@ -164,14 +165,15 @@ def main() -> None:
     """Print one row per layout and format, and one JSON line."""
     parser = make_parser(__doc__)
     parser.add_argument("--shape", type=Path, default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
+    parser.add_argument("--layers", type=int, help="number of layers, if it is not that of --shape")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quantization", nargs="+", default=["none"], help="as the flag of fastdeploy serve")
     parser.add_argument("--layout", nargs="+", choices=["torch", "paddle", "packed"], default=["torch", "paddle"])
     args = parser.parse_args()
     cases: dict[tuple[str, str], list[Sample]] = {(lay, kind): [] for lay in args.layout for kind in args.quantization}
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, shape_of_layers(str(args.shape), args.layers) as shape:
         for layout in {"torch" if layout == "packed" else layout for layout in args.layout}:
-            write_checkpoint(Path(args.shape), Path(scratch) / layout, layout)
+            write_checkpoint(Path(shape), Path(scratch) / layout, layout)
         folders = {(lay, kind): f"{scratch}/{lay}" + (f"-{kind}" if lay == "packed" else "") for lay, kind in cases}
         for (layout, kind), folder in folders.items():
             if layout == "packed":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much memory does an engine process hold beside its weights and its KV cache?
 
-    python -m benchmarks.bench_memory [--quantization wint8] [--requests 64] [--context 256]
+    python -m benchmarks.bench_memory [--quantization wint8] [--layers N] [--requests 64] [--context 256]
 
 The engine of one format prefills and decodes the requests together. `beside` is the resident
 memory without weights and cache, `peak_beside` the same of the largest resident memory at any time, loading included.
@@ -28,9 +28,11 @@ def resident_bytes(name: str) -> int:
     return int(found.group(1)) * 1024
 
 
-def measure(shape: str, quantization: str, num_requests: int, context: int) -> Row:
+def measure(shape: str, quantization: str, num_requests: int, context: int, layers: int | None) -> Row:
     """Load an engine, run requests, and return the memory of this process in GiB."""
-    loaded = ShapeEngine.load(shape, quantization, max_num_seqs=num_requests, max_model_len=context + NEW_TOKENS)
+    loaded = ShapeEngine.load(
+        shape, quantization, max_num_seqs=num_requests, max_model_len=context + NEW_TOKENS, layers=layers
+    )
     for _ in range(num_requests):
         loaded.add(tokens(context), max_tokens=NEW_TOKENS)
     while loaded.engine.has_unfinished():
@@ -52,11 +54,13 @@ def main() -> None:
     """Print the memory in GiB and one JSON line."""
     parser = make_parser(__doc__)
     parser.add_argument("--shape", default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
+    parser.add_argument("--layers", type=int, help="number of layers, if it is not that of --shape")
     parser.add_argument("--quantization", choices=FORMATS, default="none", help="(default: none)")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--context", type=int, default=256, help="tokens of each prompt")
     args = parser.parse_args()
-    print_report("memory", args.shape, [measure(args.shape, args.quantization, args.requests, args.context)])
+    row = measure(args.shape, args.quantization, args.requests, args.context, args.layers)
+    print_report("memory", args.shape, [row])
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ Without --replay the model generates its own answers. With it, random weights of
 recorded answers (benchmarks/replay.py); for `mtp`, drafts of the demonstration model's layer replace those of random
 weights. The recorded answers of the workloads in --own-answers are those of the demonstration model, which its layer
 was trained to predict; the others are the text's own. Random weights route neighbouring rows apart; with --alike this
-share of all tokens has one embedding, so that more rows choose the same experts. The suffix -fixed on a method switches
-adaptive length off.
+share of all tokens has one embedding in the target, so that more rows choose the same experts. The suffix -fixed on a
+method switches adaptive length off.
 
 The engines share weights and cache memory and alternate in stretches of a few steps (benchmarks/interleave.py) until
 naive, the baseline, has decoded for --seconds. `naive again` is a second plain engine: its ratio to the first is noise
@@ -271,6 +271,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figures", type=Path, help="folder for charts (SVG; requires the extra `bench`)")
     args = parser.parse_args()
+    if not args.replay and (args.layers is not None or args.alike):
+        parser.error("--layers, --alike: only with --replay")
+    if not 0.0 <= args.alike <= 1.0:
+        parser.error(f"--alike: expected 0 to 1, got {args.alike}")
     draw_speculation: Callable[..., None] | None = None
     if args.figures is not None:
         from benchmarks.figures import draw_speculation  # fails now, not at the end, if matplotlib is missing

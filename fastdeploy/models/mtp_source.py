@@ -57,7 +57,7 @@ class StoredLayers:
         found = {name: source.shapes[stored] for name, stored in names.items()}
         is_paddle = any(_is_transposed(found, form.block.shapes | form.shapes(config)) for form in forms[:1])
         whole = {form.embedding for form in forms} if is_paddle else shapes
-        stored = dict(stored_whole(shapes, prefix, whole))
+        stored = dict(stored_whole(source, shapes, prefix, whole))
         if is_paddle:
             stored.update(stored_fused(source, config, architecture, prefix, [form.block for form in forms]))
         for name in (f"{form.projection}.weight" for form in forms):

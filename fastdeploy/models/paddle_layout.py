@@ -126,20 +126,10 @@ class PaddleSource(StoredSource):
         prefix = name_prefix(source, architecture)
         shapes, names = expected_shapes(config, architecture), architecture.names
         layers = [architecture.layer(config, index) for index in range(config.num_layers)]
-        stored = dict(stored_whole(shapes, prefix, {names.embedding}))
+        stored = dict(stored_whole(source, shapes, prefix, {names.embedding}))
         stored.update(stored_fused(source, config, architecture, prefix, layers))
-        stored.update(_stored_routers(source.shapes, stored))
         super().__init__(source, shapes, stored)
         check_shapes(source.shapes, self.stored_shapes, config, architecture, layout)
-
-
-def _stored_routers(
-    shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]
-) -> Iterator[tuple[str, Stored]]:
-    """Yield the weights of routers that are stored as in torch layout, as newer versions of PaddleFormers do."""
-    for name, place in stored.items():
-        if name.endswith(ROUTER_WEIGHT) and shapes.get(place.name) == place.shape[::-1] != place.shape:
-            yield name, Stored(place.name, place.shape[::-1], False)
 
 
 def name_prefix(source: WeightSource, architecture: Architecture) -> str:
@@ -157,11 +147,18 @@ def _renamed(name: str, prefix: str) -> str:
     return f"{prefix}{name.removeprefix('model')}" if name.startswith("model.") else name
 
 
-def stored_whole(shapes: Shapes, prefix: str, embeddings: Collection[str]) -> Iterator[tuple[str, Stored]]:
-    """Yield each tensor with its place if it is not fused; all weights but the embeddings are linear layers."""
+def stored_whole(
+    source: WeightSource, shapes: Shapes, prefix: str, embeddings: Collection[str]
+) -> Iterator[tuple[str, Stored]]:
+    """Yield each tensor with its place if it is not fused; all weights but the embeddings are linear layers.
+
+    Newer versions of PaddleFormers store the weights of routers as in torch layout, which their shapes show.
+    """
     for name, shape in shapes.items():
-        is_linear = _is_linear(name, shape) and name not in embeddings
-        yield name, Stored(_renamed(name, prefix), shape[::-1] if is_linear else shape, is_linear)
+        place = _renamed(name, prefix)
+        is_torch_router = name.endswith(ROUTER_WEIGHT) and source.shapes.get(place) == shape != shape[::-1]
+        is_linear = _is_linear(name, shape) and name not in embeddings and not is_torch_router
+        yield name, Stored(place, shape[::-1] if is_linear else shape, is_linear)
 
 
 def stored_fused(

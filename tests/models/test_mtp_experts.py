@@ -131,6 +131,21 @@ def test_each_part_of_the_experts_matters(
     assert np.abs(first[reference["positions"]] - reference["logprobs"]).max() > 1e-2
 
 
+@pytest.mark.parametrize("has_transposed_router", [True, False])
+def test_a_layer_in_paddle_layout_is_the_same_with_its_router_in_either_layout(
+    tmp_path: Path, glm_layer: Tensors, has_transposed_router: bool
+) -> None:
+    router = "model.layers.3.mlp.gate.weight"
+    is_transposed = {
+        name: tensor.ndim == 2 and "embed" not in name and (has_transposed_router or name != router)
+        for name, tensor in glm_layer.items()
+    }
+    stored = {name: tensor.t().contiguous() if is_transposed[name] else tensor for name, tensor in glm_layer.items()}
+    save_file(stored, tmp_path / "model.safetensors", {"format": "np"})
+    for found, expected in zip(logprobs_of(GLM, tmp_path), logprobs_of(GLM, GLM_LAYER), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def repeat_target(tensors: Tensors) -> None:
     tensors["model.layers.3.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
     tensors["model.layers.3.shared_head.head.weight"] = tensors["lm_head.weight"]
