@@ -27,6 +27,34 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (ImportError, OSError, RuntimeError)) and any(text in str(error) for text in _NO_MEMORY)
 
 
+def is_stopped(process_id: int) -> bool:
+    """Return whether a process is stopped by a signal or a debugger; False when there is no such process."""
+    try:
+        with open(f"/proc/{process_id}/stat", "rb") as file:
+            state = file.read().rpartition(b") ")[2][:1]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state in b"Tt"
+
+
+def signal_main_thread(process_id: int, number: int) -> None:
+    """Send a signal that the main thread of a process handles, and no other thread.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        PermissionError: it belongs to another user.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.tgkill(process_id, process_id, number) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{os.strerror(error)}: process {process_id}")
+
+
 def write_stacks_on_signal() -> None:
-    """Write the Python stacks of all threads to stderr at SIGUSR1, also while a native call keeps the global lock."""
+    """Write the Python stacks of all threads to stderr at SIGUSR1, also while a native call keeps the global lock.
+
+    The handler reads the frames of the other threads without the global lock. It is safe where no other thread runs
+    Python code meanwhile: in the main thread of a process that runs or hangs. A stopped process that continues may
+    handle the signal in any thread while the main thread already runs, and such a process has crashed.
+    """
     faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)

@@ -17,7 +17,7 @@ import msgspec
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.env import child_environment
 from fastdeploy.core.child_command import child_command
-from fastdeploy.core.process import STACKS_SIGNAL
+from fastdeploy.core.process import STACKS_SIGNAL, is_stopped, signal_main_thread
 from fastdeploy.metrics.logs import engine_line
 
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
@@ -91,10 +91,15 @@ class ChildProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether a signal such as SIGSTOP keeps the process from running."""
+        return is_stopped(self.process_id)
+
     def write_stacks(self) -> None:
-        """Let the process write the stacks of all its threads to its log; a stopped process does when it continues."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(STACKS_SIGNAL)
+        """Let a running process that hangs write the stacks of all its threads to its log."""
+        with contextlib.suppress(ProcessLookupError):  # it has ended; `wait` reports that
+            signal_main_thread(self.process_id, STACKS_SIGNAL)
 
     def terminate(self) -> None:
         """Send SIGTERM."""

@@ -91,16 +91,23 @@ class EngineClient(EngineConnection):
         self._folder.remove()
 
     async def _watch_heartbeat(self) -> None:
-        """Report when the engine stalls, once with the stacks of its threads, and when it responds again."""
+        """Report when the engine stalls and when it responds again."""
         was_stalled = False
         while True:
             if (is_stalled := self.is_stalled) and not was_stalled:
-                logger.error("the engine has not responded for %d s; it writes the stacks of its threads", STALLED_S)
-                self._child.write_stacks()
+                self._report_stall()
             elif was_stalled and not is_stalled:
                 logger.warning("the engine responds again")
             was_stalled = is_stalled
             await asyncio.sleep(INTERVAL_S)
+
+    def _report_stall(self) -> None:
+        """Log why the engine does not respond: it hangs at the stacks that it writes, or it is stopped and has none."""
+        if self._child.is_stopped:
+            logger.error("the engine has not responded for %d s; its process is stopped", STALLED_S)
+            return
+        logger.error("the engine has not responded for %d s; it writes the stacks of its threads", STALLED_S)
+        self._child.write_stacks()
 
     async def _watch_end(self) -> None:
         """Fail all requests when the process ends unexpectedly."""
