@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process with engines on the emulated GPU: it reads one cell of the tests per line and answers with the texts.
+"""A process with engines on a GPU: it reads one cell of the tests per line and answers with the texts.
 
     FD_GPU_EMULATED=1 python -m tests.engine.gpu.cells FOLDER
+
+Without FD_GPU_EMULATED the engines run on a card.
 
 FOLDER holds the small model, `target`, and one that drafts for it, `draft`.
 """
@@ -33,7 +35,7 @@ from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.ops.backends.gpu.backend import GpuBackend
 from fastdeploy.ops.backends.gpu.graph import BucketedGraphs
 from fastdeploy.ops.backends.gpu.library import DeviceLibrary, active
-from fastdeploy.ops.registry import is_exact
+from fastdeploy.ops.registry import is_exact, selected_backend
 from fastdeploy.worker.model_runner import ModelRunner
 from tests.engine.hand_over import Pair
 from tests.exactness.engines import Texts
@@ -73,7 +75,7 @@ class Answer:
 
     Attributes:
         num_replays: launches of graphs.
-        num_launches: of the last step, kernels that were executed.
+        num_launches: of the last step, kernels that the emulator executed.
         num_paddle_calls: what Paddle asked of the device during steps that captured nothing.
     """
 
@@ -179,9 +181,12 @@ def counted(answer: Answer) -> Iterator[None]:
 
     def counting_step(self: ModelRunner, *arguments: Any) -> Any:
         before, num_captured = active().paddle_counters(), num_captures
-        active().call_void("fd_emulation_reset_counters")
+        is_emulated = selected_backend().is_emulated
+        if is_emulated:
+            active().call_void("fd_emulation_reset_counters")
         results = run_step(self, *arguments)
-        answer.num_launches = read_counters(active())["launches"]
+        if is_emulated:
+            answer.num_launches = read_counters(active())["launches"]
         if num_captures == num_captured:
             answer.num_paddle_calls += sum(active().paddle_counters().since(before))
         return results

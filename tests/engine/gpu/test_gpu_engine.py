@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation is invisible on the emulated GPU too, and a runner that forgets to exchange memory is found out.
+"""Speculation is invisible on a GPU too, and a runner that forgets to exchange memory is found out.
 
-Engines run in a process of their own, because Paddle has to know the device when it is imported.
+Engines run in a process of their own, because Paddle has to know the device when it is imported. The GPU is emulated;
+on a machine with a card and its library, `FD_GPU_EMULATED=0 python -m pytest tests/engine/gpu` runs these tests there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ CELLS = [
     Cell(*values)
     for values in pairwise(METHODS, (1, 8), (0.0, 0.3), (64, 5), (True, False), (True, False), ("auto", "int8"))
 ]
+IS_EMULATED = os.environ.get("FD_GPU_EMULATED") != "0"
 Ask = Callable[..., Answer]
+emulated_only = pytest.mark.skipif(not IS_EMULATED, reason="only the emulator counts launches and delays copies")
 
 
 class Worker:
@@ -40,7 +43,7 @@ class Worker:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.engine.gpu.cells", str(self._folder)],
-                env={**os.environ, "FD_GPU_EMULATED": "1"},
+                env={**os.environ, "FD_GPU_EMULATED": "1" if IS_EMULATED else "0"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -128,6 +131,7 @@ def test_two_nodes_with_a_gpu_give_the_texts_of_one(
     assert answer.texts == plain(cell)
 
 
+@emulated_only
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_a_decode_step_on_a_gpu_has_at_most_six_launches_per_layer_and_twelve_more(
     kv_cache_dtype: str, ask: Ask
@@ -144,6 +148,7 @@ def test_an_operator_that_failed_the_check_of_a_gpu_runs_its_reference_and_the_m
     assert answer.num_replays == 0, "a reference runs on the host, so nothing is captured"
 
 
+@emulated_only
 @pytest.mark.parametrize("omitted", ["upload", "wait", "download"])
 def test_a_runner_that_forgets_to_exchange_memory_is_found_out(
     omitted: str, ask: Ask, plain: Callable[[Cell], list[list[int]]]

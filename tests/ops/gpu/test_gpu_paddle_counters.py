@@ -13,6 +13,7 @@ prepare("gpu")
 import paddle
 from fastdeploy.ops import registry
 registry.select_backend("gpu")
+from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.backends.gpu.library import active
 library = active()
 def count(call):
@@ -28,6 +29,10 @@ def write_counts():
     library.call("fd_device_stream_sync", library.stream)
 assert count(write_counts) == (0, 0, 0), "what the library does itself is not counted"
 assert tensor.numpy().tolist() == [3, 2]
+caches = []
+_, copies, _ = count(lambda: caches.append(allocate_kv_cache(4, 16, 2, 64, "int8")))
+assert copies == 0, "the device fills a KV cache with zeros; the host may have less memory"
+assert not caches[0].key.numpy().any() and not caches[0].value.numpy().any()
 """
 
 

@@ -17,6 +17,7 @@ from paddle import Tensor
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.backends.gpu.checks import require_dtype, require_length, require_rows
 from fastdeploy.ops.backends.gpu.library import DeviceLibrary, active, launch
+from fastdeploy.ops.backends.gpu.memory import zeros_on_device
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 HEAD_DIMS = (64, 128, 256)
@@ -43,7 +44,8 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
     shape = [num_blocks, num_kv_heads, block_size, head_dim]
     if dtype == "int8":
         shape = [num_blocks, num_kv_heads, block_size * (head_dim + _SCALE_BYTES)]
-    return KVCache(paddle.zeros(shape, dtype), paddle.zeros(shape, dtype), block_size, dtype == "int8")
+    key, value = (zeros_on_device(active(), shape, dtype) for _ in range(2))
+    return KVCache(key, value, block_size, dtype == "int8")
 
 
 def row_bytes(head_dim: int, dtype: str) -> tuple[int, int]:

@@ -14,6 +14,18 @@ from paddle import Tensor
 from fastdeploy.ops.backends.gpu.library import Address, DeviceLibrary
 
 
+def zeros_on_device(library: DeviceLibrary, shape: list[int], dtype: str) -> Tensor:
+    """Return a tensor of zeros that the device fills; paddle.zeros fills memory of the host and copies it.
+
+    Args:
+        dtype: such as "bfloat16", whose zeros are bytes of zero.
+    """
+    tensor: Tensor = paddle.empty(shape, dtype)
+    library.call("fd_device_set_async", tensor, 0, int(tensor.size) * int(tensor.element_size()), None)
+    library.call("fd_device_sync")  # the zeros are there before another stream reads them
+    return tensor
+
+
 class Mirror:
     """An array in pinned memory, and a tensor on the device.
 
