@@ -29,8 +29,13 @@ struct alignas(128) Tile {
 
   uint8_t bytes[kPanels][kRows][128];
 
-  FD_DEVICE uint8_t* chunk(int row, int c) { return bytes[c / 8][row] + (c % 8 ^ row % 8) * 16; }
-  FD_DEVICE const uint8_t* chunk(int row, int c) const { return bytes[c / 8][row] + (c % 8 ^ row % 8) * 16; }
+  FD_DEVICE uint8_t* chunk(unsigned row, unsigned c) { return &bytes[0][0][0] + offset(row, c); }
+  FD_DEVICE const uint8_t* chunk(unsigned row, unsigned c) const { return &bytes[0][0][0] + offset(row, c); }
+
+  // Unsigned, because signed remainders take the compiler more instructions.
+  FD_DEVICE static unsigned offset(unsigned row, unsigned c) {
+    return (c / 8 * kRows + row) * 128 + ((c ^ row) % 8) * 16;
+  }
 };
 
 // Stages of tiles that asynchronous copies fill while others are used. kThreads threads take part: a block, or a warp
