@@ -10,6 +10,7 @@
 
 #define FD_DEVICE inline
 #define FD_KERNEL static
+#define FD_LAUNCH_BOUNDS(threads, blocks)
 #define FD_UNROLL
 #define FD_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 

@@ -32,9 +32,11 @@ struct LinearShape {
   float eps;
 };
 
-// The address of 16 bytes of row `row` of `num_rows`, or null beyond its end.
-FD_DEVICE const uint16_t* chunk_of(const uint16_t* matrix, int row, int num_rows, int width, int stride, int column) {
-  return row < num_rows && column < width ? matrix + int64_t{row} * stride + column : nullptr;
+// The rows of a matrix of bfloat16 from row `first` on, for a tile of the stages of a pipeline.
+template <class Source>
+FD_DEVICE Source rows_of(const uint16_t* matrix, int first, int num_rows, int stride) {
+  return Source(matrix + int64_t{first + Source::row()} * stride + Source::chunk() * 8, 2 * int64_t{stride},
+                num_rows - first);
 }
 
 // Writes a warp's sums to rows of sums [row of x][row of the weight].
@@ -103,30 +105,30 @@ FD_KERNEL void linear_pieces(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> n
                              Out<T> out, In<int32_t> device_rows, LinearShape shape) {
   using Memory = PieceMemory<kMTiles, kNTiles>;
   using Stage = PieceStage<kMTiles, kNTiles>;
+  using Pipeline = TilePipeline<Stage, kPieceStagesInFlight, kWarpSize>;
   auto& shared = shared_memory<PieceShared<kMTiles, kNTiles>>();
   Memory* memory = reinterpret_cast<Memory*>(&shared + 1);
   const int num_rows = read_count(device_rows, shape.num_rows);
   const int warp = static_cast<int>(warp_index()), num_warps = static_cast<int>(block_size() / kWarpSize);
   const int tile_row = static_cast<int>(block_index().x) * 16 * kMTiles;
   const int num_pieces = (shape.k + kPiece - 1) / kPiece;
+  using XRows = typename Pipeline::template Source<decltype(Stage::x)>;
+  using NormRow = typename Pipeline::template Source<decltype(Stage::norm)>;
+  const auto weight_rows = rows_of<typename Pipeline::template Source<decltype(Stage::weight)>>(
+      weight.data, tile_row, shape.weight_rows, shape.stride);
+  const auto x_rows = rows_of<XRows>(x.data, 0, num_rows, shape.k);
+  const auto norm_row = rows_of<NormRow>(norm.data, 0, 1, 0);
   for (int first = 0; first < num_pieces; first += num_warps) {
     const int begin = (first + warp) * kPiece;
     const int left = (shape.k - begin + kStageK - 1) / kStageK;
     const int count = left < 0 ? 0 : left < kPieceStages ? left : kPieceStages;
     const auto issue = [&](Stage& stage, int i) {
       const int column = begin + i * kStageK;
-      using Pipeline = TilePipeline<Stage, kPieceStagesInFlight, kWarpSize>;
-      Pipeline::copy(stage.weight, [&](int row, int chunk) {
-        return chunk_of(weight.data, tile_row + row, shape.weight_rows, shape.stride, shape.stride, column + chunk * 8);
-      });
-      Pipeline::copy(stage.x, [&](int row, int chunk) {
-        return chunk_of(x.data, row, num_rows, shape.k, shape.k, column + chunk * 8);
-      });
-      if (norm.data == nullptr) return;
-      Pipeline::copy(stage.norm,
-                     [&](int, int chunk) { return chunk_of(norm.data, 0, 1, shape.k, 0, column + chunk * 8); });
+      weight_rows.copy(stage.weight, 2 * int64_t{column});
+      x_rows.copy(stage.x, 2 * int64_t{column}, column + XRows::chunk() * 8 < shape.k);
+      if (norm.data != nullptr) norm_row.copy(stage.norm, 2 * int64_t{column}, column + NormRow::chunk() * 8 < shape.k);
     };
-    TilePipeline<Stage, kPieceStagesInFlight, kWarpSize> pipeline(memory[warp].stages);
+    Pipeline pipeline(memory[warp].stages);
     TileProduct<float, kMTiles, kNTiles> product;
     pipeline.prefetch(count, issue);
     if (norm.data != nullptr && first == 0) {
@@ -181,8 +183,9 @@ union TileShared {
 
 // kWarpsM x kWarpsN warps, each of which computes 16 kMTiles rows of the weight for 8 kNTiles rows of x.
 template <class T, bool kIsGated, int kMTiles, int kNTiles, int kWarpsM, int kWarpsN>
-FD_KERNEL void linear_tiles(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> bias, In<T> residual, Out<T> out,
-                            In<int32_t> device_rows, LinearShape shape) {
+FD_KERNEL void FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 1)
+    linear_tiles(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> bias, In<T> residual, Out<T> out,
+                 In<int32_t> device_rows, LinearShape shape) {
   constexpr int kOutputs = 16 * kMTiles * kWarpsM, kRows = 8 * kNTiles * kWarpsN;
   using Stage = TileStage<kOutputs, kRows>;
   using Pipeline = TilePipeline<Stage, kTileStages, kWarpsM * kWarpsN* static_cast<int>(kWarpSize)>;
@@ -194,6 +197,10 @@ FD_KERNEL void linear_tiles(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> bi
   const int warp = static_cast<int>(warp_index());
   const int warp_output = warp % kWarpsM * 16 * kMTiles, warp_row = warp / kWarpsM * 8 * kNTiles;
   const int num_stages = shape.stride / kStageK;
+  using XRows = typename Pipeline::template Source<decltype(Stage::x)>;
+  const auto weight_rows = rows_of<typename Pipeline::template Source<decltype(Stage::weight)>>(
+      weight.data, tile_row, shape.weight_rows, shape.stride);
+  const auto x_rows = rows_of<XRows>(x.data, first_row, num_rows, shape.k);
   Pipeline pipeline(shared.stages);
   TileProduct<float, kMTiles, kNTiles> product;
   float totals[kMTiles][kNTiles][4];
@@ -202,13 +209,8 @@ FD_KERNEL void linear_tiles(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> bi
   pipeline.run(
       num_stages,
       [&](Stage& stage, int i) {
-        pipeline.copy(stage.weight, [&](int row, int chunk) {
-          return chunk_of(weight.data, tile_row + row, shape.weight_rows, shape.stride, shape.stride,
-                          i * kStageK + chunk * 8);
-        });
-        pipeline.copy(stage.x, [&](int row, int chunk) {
-          return chunk_of(x.data, first_row + row, num_rows, shape.k, shape.k, i * kStageK + chunk * 8);
-        });
+        weight_rows.copy(stage.weight, int64_t{i} * kTileBytes);
+        x_rows.copy(stage.x, int64_t{i} * kTileBytes, i * kStageK + XRows::chunk() * 8 < shape.k);
       },
       [&](Stage& stage, int i) {
         product.template multiply<kSteps>(stage.weight, warp_output, stage.x, warp_row);

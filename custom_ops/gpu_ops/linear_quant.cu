@@ -63,8 +63,9 @@ FD_DEVICE void finish_totals(const QuantShape& shape, const float* row_scales, c
 // ---- up to 16 rows
 
 template <Quantization kQuantization, int kNTiles>
-FD_KERNEL void quant_pieces(In<uint8_t> weight, In<uint8_t> codes, In<float> row_scales, In<uint16_t> bias,
-                            In<uint8_t> residual, Out<uint8_t> out, In<int32_t> device_rows, QuantShape shape) {
+FD_KERNEL void FD_LAUNCH_BOUNDS(kSplit * 32, 2)
+    quant_pieces(In<uint8_t> weight, In<uint8_t> codes, In<float> row_scales, In<uint16_t> bias, In<uint8_t> residual,
+                 Out<uint8_t> out, In<int32_t> device_rows, QuantShape shape) {
   using Shared = PiecesShared<kQuantization, kNTiles>;
   using Pipeline =
       TilePipeline<typename Shared::Stage, kPieceStages<kQuantization, kNTiles>, static_cast<int>(kWarpSize)>;
@@ -76,9 +77,8 @@ FD_KERNEL void quant_pieces(In<uint8_t> weight, In<uint8_t> codes, In<float> row
   const int warp = static_cast<int>(warp_index());
   const PieceOrder<kQuantization> order(shape.num_stages);
   const int count = order.count(warp);
-  const auto issue = [&](typename Shared::Stage& stage, int i) {
-    fetch_stage<kQuantization, Pipeline>(stage, from, order.stage(warp, i));
-  };
+  const QuantSources<kQuantization, Pipeline, 2, 8 * kNTiles> sources(from);
+  const auto issue = [&](typename Shared::Stage& stage, int i) { sources.fetch(stage, order.stage(warp, i)); };
   Pipeline pipeline(shared.stages[warp]);
   QuantProduct<kQuantization, kNTiles> product;
   PieceTotals<kQuantization, kNTiles> totals(from);
@@ -119,8 +119,9 @@ union TilesShared {
 
 // kWarpsM x kWarpsN warps, each of which computes a pair of tiles for 8 kNTiles rows of codes.
 template <Quantization kQuantization, int kNTiles, int kWarpsM, int kWarpsN, int kStages>
-FD_KERNEL void quant_tiles(In<uint8_t> weight, In<uint8_t> codes, In<float> row_scales, In<uint16_t> bias,
-                           In<uint8_t> residual, Out<uint8_t> out, In<int32_t> device_rows, QuantShape shape) {
+FD_KERNEL void FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 1)
+    quant_tiles(In<uint8_t> weight, In<uint8_t> codes, In<float> row_scales, In<uint16_t> bias, In<uint8_t> residual,
+                Out<uint8_t> out, In<int32_t> device_rows, QuantShape shape) {
   using Format = QuantFormat<kQuantization>;
   using Product = QuantProduct<kQuantization, kNTiles>;
   constexpr int kTiles = 2 * kWarpsM, kCodeRows = 8 * kNTiles * kWarpsN, kRows = kCodeRows / Format::kLimbs;
@@ -142,8 +143,9 @@ FD_KERNEL void quant_tiles(In<uint8_t> weight, In<uint8_t> codes, In<float> row_
   FD_UNROLL
   for (int i = 0; i < 4 && !Format::kFourBits; ++i)
     scales[i / 2][i % 2] = scale_of_row(from, 2 * pair + i / 2, TileProduct<int32_t, 2, kNTiles>::row(2 * (i % 2)));
+  const QuantSources<kQuantization, Pipeline, kTiles, kCodeRows> sources(from);
   pipeline.run(
-      shape.num_stages, [&](Stage& stage, int i) { fetch_stage<kQuantization, Pipeline>(stage, from, i); },
+      shape.num_stages, [&](Stage& stage, int i) { sources.fetch(stage, i); },
       [&](Stage& stage, int i) {
         product.multiply(stage, pair, code_row);
         if ((i + 1) % Format::kGroupStages != 0 && i + 1 < shape.num_stages) return;

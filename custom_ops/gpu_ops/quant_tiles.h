@@ -52,27 +52,51 @@ struct QuantStage : QuantScales<has_four_bits(kQuantization), kTiles> {
   Tile<kCodeRows, 128> codes;
 };
 
-// Copies stage `index` in the threads of a pipeline.
+// Where the threads of a pipeline find the stages of a block's operands.
 template <Quantization kQuantization, class Pipeline, int kTiles, int kCodeRows>
-FD_DEVICE void fetch_stage(QuantStage<kQuantization, kTiles, kCodeRows>& stage, const QuantOperands& from, int index) {
+class QuantSources {
+ public:
+  using Stage = QuantStage<kQuantization, kTiles, kCodeRows>;
+
+  explicit FD_DEVICE QuantSources(const QuantOperands& from)
+      : from_(from),
+        weights_(first_unit(from), 32, 16 * num_groups(from), int64_t{kGroupTiles} * from.tile_bytes),
+        codes_(from.codes + Codes::row() * from.code_stride + Codes::chunk() * 16, from.code_stride,
+               from.num_code_rows) {}
+
+  FD_DEVICE void fetch(Stage& stage, int index) const {
+    const int unit = index * Format::kStageUnits + unit_in_stage();
+    weights_.copy(stage.weights, int64_t{index} * Format::kStageUnits * kUnitBytes, unit < from_.num_units);
+    codes_.copy(stage.codes, int64_t{index} * kStageInputs);
+    if constexpr (Format::kFourBits) {
+      using Scales = typename Pipeline::template Source<decltype(stage.scales)>;
+      const int tile = Scales::chunk() / 2;
+      const uint8_t* first = from_.tiles + tile * from_.tile_bytes + Scales::chunk() % 2 * 16;
+      Scales(first, 0, tile < from_.num_tiles ? 1 : 0).copy(stage.scales, int64_t{index} * 32);
+    }
+  }
+
+ private:
   using Format = QuantFormat<kQuantization>;
-  const int first_unit = index * Format::kStageUnits;
-  Pipeline::copy(stage.weights, [&](int row, int chunk) -> const void* {
-    const int tile = Format::kFourBits ? row / 16 * 2 + chunk / 4 : row / 16;
-    const int unit = first_unit + (Format::kFourBits ? chunk % 4 : chunk) / 2;
-    if (tile >= from.num_tiles || unit >= from.num_units) return nullptr;
-    return from.tiles + tile * from.tile_bytes + from.scale_bytes + unit * kUnitBytes + row % 16 * 32 + chunk % 2 * 16;
-  });
-  Pipeline::copy(stage.codes, [&](int row, int chunk) -> const void* {
-    if (row >= from.num_code_rows) return nullptr;
-    return from.codes + row * from.code_stride + index * kStageInputs + chunk * 16;
-  });
-  if constexpr (Format::kFourBits)
-    Pipeline::copy(stage.scales, [&](int, int chunk) -> const void* {
-      if (chunk / 2 >= from.num_tiles) return nullptr;
-      return from.tiles + chunk / 2 * from.tile_bytes + index * 32 + chunk % 2 * 16;
-    });
-}
+  using Weights = typename Pipeline::template Source<decltype(Stage::weights), 16>;
+  using Codes = typename Pipeline::template Source<decltype(Stage::codes)>;
+  static constexpr int kGroupTiles = Format::kFourBits ? 2 : 1;  // whose rows lie side by side
+
+  FD_DEVICE static int tile_in_group() { return Format::kFourBits ? Weights::chunk() / 4 : 0; }
+  FD_DEVICE static int unit_in_stage() { return (Format::kFourBits ? Weights::chunk() % 4 : Weights::chunk()) / 2; }
+  FD_DEVICE static int num_groups(const QuantOperands& from) {
+    return (from.num_tiles - tile_in_group() + kGroupTiles - 1) / kGroupTiles;
+  }
+  FD_DEVICE static const uint8_t* first_unit(const QuantOperands& from) {
+    const int row = Weights::row(), tile = row / 16 * kGroupTiles + tile_in_group();
+    return from.tiles + tile * from.tile_bytes + from.scale_bytes + unit_in_stage() * kUnitBytes + row % 16 * 32 +
+           Weights::chunk() % 2 * 16;
+  }
+
+  const QuantOperands& from_;
+  Weights weights_;
+  Codes codes_;
+};
 
 // Returns the scale of row `row` of tile `tile` in a format of eight bits.
 FD_DEVICE float scale_of_row(const QuantOperands& from, int tile, int row) {
@@ -159,9 +183,7 @@ class QuantProduct {
   FD_DEVICE static void load_codes(const Stage& stage, int code_row, int chunk,
                                    typename Product::B (&codes)[2][kNTiles]) {
     if constexpr (kNTiles == 1) {
-      typename Product::B steps[2];
-      Product::load_b_steps(stage.codes, code_row, chunk, steps);
-      codes[0][0] = steps[0], codes[1][0] = steps[1];
+      Product::load_b_steps(stage.codes, code_row, chunk, codes[0][0], codes[1][0]);
     } else {
       FD_UNROLL
       for (int i = 0; i < kNTiles; ++i) {

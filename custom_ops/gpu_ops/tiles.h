@@ -71,14 +71,59 @@ class TilePipeline {
     }
   }
 
-  // Copies a tile's first num_rows rows in `issue`: source(row, chunk) is the address of 16 bytes in global memory, or
-  // null, which fills them with zeros.
+  // What `issue` copies into one tile of each stage, from rows in global memory: groups of kGroupRows rows `stride`
+  // bytes apart, and groups `group_stride` bytes apart. A thread's chunks have the same number in rows row(),
+  // row() + kRowStep, ..
+  template <class AnyTile, int kGroupRows = AnyTile::kRows>
+  class Source {
+   public:
+    FD_DEVICE static int row() { return static_cast<int>(thread() / AnyTile::kChunks); }
+    FD_DEVICE static int chunk() { return static_cast<int>(thread() % AnyTile::kChunks); }
+
+    // first: this thread's chunk of row() in the first stage; rows from num_rows on are zeros.
+    FD_DEVICE Source(const void* first, int64_t stride, int num_rows, int64_t group_stride = 0)
+        : first_(static_cast<const uint8_t*>(first)),
+          stride_(stride),
+          group_stride_(group_stride),
+          num_rows_(num_rows - row()) {}
+
+    // Copies the chunks `distance` bytes behind those of the first stage, or zeros.
+    FD_DEVICE void copy(AnyTile& tile, int64_t distance, bool exists = true) const {
+      const uint8_t* from = first_ + distance;
+      const int num_rows = exists ? num_rows_ : 0;
+      FD_UNROLL
+      for (int i = 0; i < kCopies; ++i) {
+        constexpr int kPeriod = kRowStep < 8 ? 8 / kRowStep : 1;  // copies after which a chunk is where it was in a row
+        if (kCopies * kRowStep > AnyTile::kRows && row() + i * kRowStep >= AnyTile::kRows) continue;
+        uint8_t* to = tile.chunk(row() + i % kPeriod * kRowStep, chunk()) + i / kPeriod * kPeriod * kRowStep * 128;
+        copy_async16(to, from + row_distance(i * kRowStep), i * kRowStep < num_rows);
+      }
+    }
+
+   private:
+    static_assert(kThreads % AnyTile::kChunks == 0);
+    static constexpr int kRowStep = kThreads / AnyTile::kChunks;
+    static constexpr int kCopies = (AnyTile::kRows + kRowStep - 1) / kRowStep;
+    static_assert(kRowStep % kGroupRows == 0 || kGroupRows % kRowStep == 0);
+
+    // Bytes from a thread's first row to the one `rows` behind it.
+    FD_DEVICE int64_t row_distance(int rows) const {
+      return rows / kGroupRows * group_stride_ + rows % kGroupRows * stride_;
+    }
+
+    const uint8_t* first_;
+    int64_t stride_, group_stride_;
+    int num_rows_;
+  };
+
+  // Copies a tile's first num_rows rows in `issue`, where they lie anew in each stage: source(row, chunk) is the
+  // address of 16 bytes in global memory, or null, which fills them with zeros.
   template <class AnyTile, class Source>
   FD_DEVICE static void copy(AnyTile& tile, Source source, int num_rows = AnyTile::kRows) {
     constexpr int kChunks = AnyTile::kChunks;
     FD_UNROLL
-    for (int i = thread(); i < num_rows * kChunks; i += kThreads) {
-      const int row = i / kChunks, chunk = i % kChunks;
+    for (unsigned i = thread(); i < static_cast<unsigned>(num_rows) * kChunks; i += kThreads) {
+      const int row = static_cast<int>(i / kChunks), chunk = static_cast<int>(i % kChunks);
       const void* from = source(row, chunk);
       copy_async16(tile.chunk(row, chunk), from, from != nullptr);
     }
@@ -111,7 +156,7 @@ class TilePipeline {
     }
   }
   // This thread's number among them.
-  FD_DEVICE static int thread() { return static_cast<int>(kIsWarp ? lane_index() : thread_index()); }
+  FD_DEVICE static unsigned thread() { return kIsWarp ? lane_index() : thread_index(); }
 
  private:
   static constexpr bool kIsWarp = kThreads == static_cast<int>(kWarpSize);
@@ -148,26 +193,31 @@ struct TileProduct {
     for (int i = 0; i < 4; ++i) sums[m][n][i] = 0;
   }
 
-  // Adds the products of rows a_row .. of `a` and b_row .. of `b` over kSteps steps from 16-byte chunk `chunk`.
+  // Adds the products of rows a_row .. of `a` and b_row .. of `b` over kSteps steps from 16-byte chunk `chunk`. What a
+  // step multiplies is loaded before the products of the step before it, which hide how long that takes.
   template <int kSteps, class TileA, class TileB>
   FD_DEVICE void multiply(const TileA& a, int a_row, const TileB& b, int b_row, int chunk = 0) {
-    if constexpr (kNTiles == 1) {
-      static_assert(kSteps % 2 == 0);
+    A rows[2][kMTiles];
+    B columns[kNTiles == 1 ? kSteps : 2][kNTiles];
+    const auto load = [&](int step) {
       FD_UNROLL
-      for (int step = 0; step < kSteps; step += 2) {
-        B two[2];
-        load_b_steps(b, b_row, chunk + 2 * step, two);
+      for (int m = 0; m < kMTiles; ++m) rows[step % 2][m] = load_a(a, a_row + 16 * m, chunk + 2 * step);
+      if constexpr (kNTiles == 1) {
+        if (step % 2 == 0) load_b_steps(b, b_row, chunk + 2 * step, columns[step][0], columns[step + 1][0]);
+      } else {
         FD_UNROLL
-        for (int i = 0; i < 2; ++i) multiply_step(a, a_row, chunk + 2 * (step + i), {two[i]});
+        for (int n = 0; n < kNTiles; n += 2)
+          load_b(b, b_row + 8 * n, chunk + 2 * step, columns[step % 2][n], columns[step % 2][n + 1]);
       }
-    } else {
+    };
+    static_assert(kNTiles > 1 || kSteps % 2 == 0);
+    load(0);
+    FD_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + 1 < kSteps) load(step + 1);
       FD_UNROLL
-      for (int step = 0; step < kSteps; ++step) {
-        B all[kNTiles];
-        FD_UNROLL
-        for (int n = 0; n < kNTiles; n += 2) load_b(b, b_row + 8 * n, chunk + 2 * step, all[n], all[n + 1]);
-        multiply_step(a, a_row, chunk + 2 * step, all);
-      }
+      for (int m = 0; m < kMTiles; ++m) FD_UNROLL
+      for (int n = 0; n < kNTiles; ++n) multiply(m, n, rows[step % 2][m], columns[kNTiles == 1 ? step : step % 2][n]);
     }
   }
 
@@ -201,9 +251,9 @@ struct TileProduct {
   }
   // Loads rows row .. row + 7 of two steps.
   template <class TileB>
-  FD_DEVICE static void load_b_steps(const TileB& tile, int row, int chunk, B (&steps)[2]) {
+  FD_DEVICE static void load_b_steps(const TileB& tile, int row, int chunk, B& first, B& second) {
     const int lane = static_cast<int>(lane_index());
-    b_of(load_matrix_x4(tile.chunk(row + lane % 8, chunk + lane / 8)), steps[0], steps[1]);
+    b_of(load_matrix_x4(tile.chunk(row + lane % 8, chunk + lane / 8)), first, second);
   }
   // Of the transposed tile (bfloat16): K runs over its rows row .. row + 15, the 8 rows of `first` over the elements of
   // `chunk`, those of `second` over the next chunk.
@@ -220,15 +270,6 @@ struct TileProduct {
   }
 
  private:
-  template <class TileA>
-  FD_DEVICE void multiply_step(const TileA& a, int a_row, int chunk, const B (&b)[kNTiles]) {
-    FD_UNROLL
-    for (int m = 0; m < kMTiles; ++m) {
-      const A rows = load_a(a, a_row + 16 * m, chunk);
-      FD_UNROLL
-      for (int n = 0; n < kNTiles; ++n) multiply(m, n, rows, b[n]);
-    }
-  }
   FD_DEVICE static A a_of(const Matrices4& m) { return {{m.word[0], m.word[1], m.word[2], m.word[3]}}; }
   FD_DEVICE static void b_of(const Matrices4& m, B& first, B& second) {
     first = {{m.word[0], m.word[1]}};
