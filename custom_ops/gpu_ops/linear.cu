@@ -167,28 +167,30 @@ FD_KERNEL void linear_pieces(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> n
 
 // ---- many rows
 
-constexpr int kTileStages = 3;
-
 template <int kOutputs, int kRows>
 struct TileStage {
   Tile<kOutputs, kTileBytes> weight;
   Tile<kRows, kTileBytes> x;
 };
 
+// 64 x 64 outputs have more time to wait for memory than larger tiles, and less shared memory.
+template <int kOutputs, int kRows>
+constexpr int kTileStages = kOutputs * kRows > 64 * 64 ? 3 : 4;
+
 template <int kOutputs, int kRows>
 union TileShared {
-  TileStage<kOutputs, kRows> stages[kTileStages];
+  TileStage<kOutputs, kRows> stages[kTileStages<kOutputs, kRows>];
   float sums[kRows][kOutputs + kSumPadding];
 };
 
 // kWarpsM x kWarpsN warps, each of which computes 16 kMTiles rows of the weight for 8 kNTiles rows of x.
 template <class T, bool kIsGated, int kMTiles, int kNTiles, int kWarpsM, int kWarpsN>
-FD_KERNEL void FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 1)
+FD_KERNEL void FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 2)
     linear_tiles(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> bias, In<T> residual, Out<T> out,
                  In<int32_t> device_rows, LinearShape shape) {
   constexpr int kOutputs = 16 * kMTiles * kWarpsM, kRows = 8 * kNTiles * kWarpsN;
   using Stage = TileStage<kOutputs, kRows>;
-  using Pipeline = TilePipeline<Stage, kTileStages, kWarpsM * kWarpsN* static_cast<int>(kWarpSize)>;
+  using Pipeline = TilePipeline<Stage, kTileStages<kOutputs, kRows>, kWarpsM * kWarpsN* static_cast<int>(kWarpSize)>;
   auto& shared = shared_memory<TileShared<kOutputs, kRows>>();
   const int num_rows = read_count(device_rows, shape.num_rows);
   const int first_row = static_cast<int>(block_index().x) * kRows;
@@ -297,9 +299,9 @@ int launch_linear(const LinearCall& call) {
   if (rows <= 16) return is_wide ? launch_pieces<T, kIsGated, 2, 2>(call) : launch_pieces<T, kIsGated, 1, 2>(call);
   if (rows <= kMaxFusedRows)
     return is_wide ? launch_pieces<T, kIsGated, 2, 4>(call) : launch_pieces<T, kIsGated, 1, 4>(call);
-  const int64_t num_large = int64_t{(rows + 127) / 128} * ((call.shape.weight_rows + 127) / 128);
-  if (rows <= 64 || num_large < kManyBlocks / 2) return launch_tiles<T, kIsGated, 2, 4, 2, 2>(call);
-  return launch_tiles<T, kIsGated, 4, 4, 2, 4>(call);
+  const int64_t num_large = int64_t{(rows + 63) / 64} * ((call.shape.weight_rows + 127) / 128);
+  if (rows <= 64 || num_large < kManyBlocks) return launch_tiles<T, kIsGated, 2, 4, 2, 2>(call);
+  return launch_tiles<T, kIsGated, 4, 4, 2, 2>(call);
 }
 
 }  // namespace
