@@ -95,7 +95,9 @@ FD_KERNEL void FD_LAUNCH_BOUNDS(kSplit * 32, 2)
     auto& groups = shared.groups[turn / kSplit % 2];
     if (turn + warp < order.num_turns) store_group<kQuantization>(product, stage, groups[warp]);
     sync_block();
-    for (int i = 0; i < kSplit && turn + i < order.num_turns; ++i) totals.add(groups[i]);
+    FD_UNROLL
+    for (int i = 0; i < kSplit; ++i)
+      if (turn + i < order.num_turns) totals.add(groups[i]);
     product.begin_group();
   }
   if (kIsWhole) {
