@@ -5,7 +5,8 @@
 
 A page shows the file NAME.json of that folder between the marks `<!-- table: NAME -->` and `<!-- end of table -->`.
 With arguments, NAME.json is first written from the outputs of a benchmark, whose last lines are JSON documents. Several
-outputs are runs of one commit and machine that differ in their option --quantization.
+outputs are runs of one commit and machine that differ in their option --quantization. `fastdeploy check-device --bench`
+counts as a benchmark.
 """
 
 from __future__ import annotations
@@ -110,6 +111,12 @@ def gpu_host_table(rows: Sequence[Row]) -> str:
     return _table(header, ([count, *(host_us[count, method] for method in methods)] for count in counts))
 
 
+def device_table(rows: Sequence[Row]) -> str:
+    """Return one line per case of `fastdeploy check-device --bench`: its time, and its share of the measured peak."""
+    lines = ([row["case"], f"{row['us']:.1f}", f"{row['share_of_peak']:.2f}"] for row in rows)
+    return _table(["case", "us", "share of the peak"], lines)
+
+
 def experts_table(rows: Sequence[Row]) -> str:
     """Return, per format and number of rows, the products over their floor and the router's share."""
     columns = [("experts", 1), ("over_floor", 2), ("router_%", 1)]
@@ -120,6 +127,7 @@ def experts_table(rows: Sequence[Row]) -> str:
 
 TABLES = {
     "decode": decode_table,
+    "device": device_table,
     "experts": experts_table,
     "gpu_host": gpu_host_table,
     "isolation": isolation_table,
@@ -132,7 +140,8 @@ TABLES = {
 def section(run: Row) -> str:
     """Return the table of one run, and a line that says where and how it was measured."""
     where = run["environment"]
-    source = f"Measured on {where['processor']} (path `{where['isa']}`), commit {where['commit']}: `{where['command']}`"
+    version = f"commit {where['commit']}" if "commit" in where else f"operators {where['operator_library']}"
+    source = f"Measured on {where['processor']} (path `{where['isa']}`), {version}: `{where['command']}`"
     return f"{TABLES[run['benchmark']](run['results'])}\n\n{source}\n"
 
 
@@ -142,7 +151,7 @@ def merge_runs(outputs: Sequence[str]) -> Row:
     Raises:
         ValueError: the outputs come from different machines, commits or benchmarks.
     """
-    runs = [json.loads(output.splitlines()[-1]) for output in outputs]
+    runs = [_run_of(json.loads(output.splitlines()[-1])) for output in outputs]
     first = runs[0]
     for run in runs[1:]:
         if any(_origin(run)[key] != value for key, value in _origin(first).items()):
@@ -152,6 +161,21 @@ def merge_runs(outputs: Sequence[str]) -> Row:
     rows = [{"quantization": run["options"]["quantization"], **row} for run in runs for row in run["results"]]
     command = re.sub(r"(--quantization) \S+", r"\1 FORMAT", first["environment"]["command"])
     return {**first, "environment": {**first["environment"], "command": command}, "results": rows}
+
+
+def _run_of(document: Row) -> Row:
+    """Return the document of a benchmark, or that of `fastdeploy check-device --bench` in the same form."""
+    if "benchmark" in document:
+        return document
+    times, command = document["times"], "fastdeploy check-device --bench"
+    where = {"processor": document["device"].partition(",")[0], "isa": document["isa"], "command": command}
+    return {
+        "benchmark": "device",
+        "environment": {**where, "operator_library": document["operator_library"]},
+        "copy_bytes_per_s": times["copy_bytes_per_s"],
+        "product_ops_per_s": times["product_ops_per_s"],
+        "results": [{"case": name, **case} for name, case in times["cases"].items()],
+    }
 
 
 def _origin(run: Row) -> Row:

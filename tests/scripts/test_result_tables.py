@@ -49,6 +49,21 @@ def test_section_is_replaced_and_names_machine_commit_and_command(tmp_path: Path
     assert text.endswith("<!-- end of table -->\nafter\n")
 
 
+def test_times_of_a_device_become_a_table(tmp_path: Path) -> None:
+    times = {
+        "copy_bytes_per_s": 1e12,
+        "product_ops_per_s": 1e14,
+        "cases": {"linear": {"us": 12.34, "share_of_peak": 0.5}},
+    }
+    checked = {"device": "Y, sm_90, driver", "isa": "sm_90", "operator_library": "0.1.0+ab", "times": times}
+    write_data("card", merge_runs([f"a table\n{json.dumps(checked)}\n"]), tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: card -->\n<!-- end of table -->\n")
+    text = fresh_pages([page], tmp_path)[page]
+    assert "| linear | 12.3 | 0.50 |" in text
+    assert "Y (path `sm_90`), operators 0.1.0+ab: `fastdeploy check-device --bench`" in text
+
+
 def test_page_without_data_is_an_error(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- table: steps -->\n<!-- end of table -->\n")
