@@ -57,9 +57,10 @@ FD_DEVICE void add_four(const float* from, float (&values)[4]) {
 
 // ---- few rows
 
-// Three stages of 3 to 8 KiB for each warp: what limits decoding is how much memory is under way, not how many warps
-// there are, so that the larger tiles may run with fewer warps than a quarter of the most.
-constexpr int kPieceStagesInFlight = 3;
+// What limits decoding is how much memory is under way, not how many warps there are: so the larger tiles may run with
+// fewer warps than a quarter of the most, and small layers, which have few warps in all, take more stages of 3 KiB or
+// more for each.
+constexpr int kShallow = 3, kDeep = 8;
 constexpr int kMaxFusedRows = 32;
 
 template <int kMTiles, int kNTiles>
@@ -72,9 +73,9 @@ struct PieceStage {
 template <int kMTiles, int kNTiles>
 using PieceSums = float[8 * kNTiles][16 * kMTiles + kSumPadding];
 
-template <int kMTiles, int kNTiles>
+template <int kMTiles, int kNTiles, int kStages>
 union PieceMemory {  // of a warp
-  PieceStage<kMTiles, kNTiles> stages[kPieceStagesInFlight];
+  PieceStage<kMTiles, kNTiles> stages[kStages];
   PieceSums<kMTiles, kNTiles> sums;
 };
 
@@ -85,9 +86,10 @@ struct alignas(128) PieceShared {  // followed by the memory of each warp
 };
 
 // Warps of a block, whose shared memory is limited; they take the pieces in rounds.
-template <int kMTiles, int kNTiles>
+template <int kMTiles, int kNTiles, int kStages>
 constexpr int max_piece_warps() {
-  const size_t fit = (kMaxSharedBytes - sizeof(PieceShared<kMTiles, kNTiles>)) / sizeof(PieceMemory<kMTiles, kNTiles>);
+  constexpr size_t kLeft = kMaxSharedBytes - sizeof(PieceShared<kMTiles, kNTiles>);
+  const size_t fit = kLeft / sizeof(PieceMemory<kMTiles, kNTiles, kStages>);
   return fit < 8 ? static_cast<int>(fit) : 8;
 }
 
@@ -100,12 +102,12 @@ FD_DEVICE void normalise_stage(Stage& stage, const float* factors, int num_rows)
   sync_warp();
 }
 
-template <class T, bool kIsGated, int kMTiles, int kNTiles>
+template <class T, bool kIsGated, int kMTiles, int kNTiles, int kStages>
 FD_KERNEL void linear_pieces(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> norm, In<uint16_t> bias, In<T> residual,
                              Out<T> out, In<int32_t> device_rows, LinearShape shape) {
-  using Memory = PieceMemory<kMTiles, kNTiles>;
+  using Memory = PieceMemory<kMTiles, kNTiles, kStages>;
   using Stage = PieceStage<kMTiles, kNTiles>;
-  using Pipeline = TilePipeline<Stage, kPieceStagesInFlight, kWarpSize>;
+  using Pipeline = TilePipeline<Stage, kStages, kWarpSize>;
   auto& shared = shared_memory<PieceShared<kMTiles, kNTiles>>();
   Memory* memory = reinterpret_cast<Memory*>(&shared + 1);
   const int num_rows = read_count(device_rows, shape.num_rows);
@@ -264,15 +266,16 @@ struct LinearCall {
   In<int32_t> rows_array() const { return Count{device_rows, shape.num_rows}.array(); }
 };
 
-template <class T, bool kIsGated, int kMTiles, int kNTiles>
+template <class T, bool kIsGated, int kMTiles, int kNTiles, int kStages = kShallow>
 int launch_pieces(const LinearCall& call) {
   const int num_pieces = (call.shape.k + kPiece - 1) / kPiece;
-  constexpr int kMaxWarps = max_piece_warps<kMTiles, kNTiles>();
+  constexpr int kMaxWarps = max_piece_warps<kMTiles, kNTiles, kStages>();
   const int num_rounds = (num_pieces + kMaxWarps - 1) / kMaxWarps;
   const unsigned num_warps = static_cast<unsigned>((num_pieces + num_rounds - 1) / num_rounds);
   const unsigned num_blocks = static_cast<unsigned>((call.shape.weight_rows + 16 * kMTiles - 1) / (16 * kMTiles));
-  const size_t bytes = sizeof(PieceShared<kMTiles, kNTiles>) + num_warps * sizeof(PieceMemory<kMTiles, kNTiles>);
-  return launch(linear_pieces<T, kIsGated, kMTiles, kNTiles>, {num_blocks, 1, 1}, num_warps * kWarpSize, bytes,
+  const size_t bytes =
+      sizeof(PieceShared<kMTiles, kNTiles>) + num_warps * sizeof(PieceMemory<kMTiles, kNTiles, kStages>);
+  return launch(linear_pieces<T, kIsGated, kMTiles, kNTiles, kStages>, {num_blocks, 1, 1}, num_warps * kWarpSize, bytes,
                 call.stream, call.x_array(), call.weight_array(), call.norm_array(), call.bias_array(kIsGated),
                 call.residual_array<T>(), call.out_array<T>(), call.rows_array(), call.shape);
 }
@@ -288,6 +291,17 @@ int launch_tiles(const LinearCall& call) {
                 call.shape);
 }
 
+// Chooses the number of stages for tiles of 16 rows of the weight: more where all warps together are too few.
+template <class T, bool kIsGated, int kNTiles>
+int launch_small(const LinearCall& call) {
+  constexpr int kManyWarps = 512;
+  const int num_pieces = (call.shape.k + kPiece - 1) / kPiece;
+  const bool is_small = call.shape.weight_rows / 16 * num_pieces < kManyWarps;
+  if (is_small && num_pieces <= max_piece_warps<1, kNTiles, kDeep>())
+    return launch_pieces<T, kIsGated, 1, kNTiles, kDeep>(call);
+  return launch_pieces<T, kIsGated, 1, kNTiles>(call);
+}
+
 // The choice changes the speed only. Of 32 rows of the weight, x is read half as often as of 16; that pays where there
 // are blocks for every multiprocessor all the same.
 template <class T, bool kIsGated>
@@ -295,8 +309,8 @@ int launch_linear(const LinearCall& call) {
   constexpr int kManyBlocks = 256;  // more than there are multiprocessors
   const int rows = call.shape.num_rows;
   const bool is_wide = call.shape.weight_rows >= 32 * kManyBlocks;
-  if (rows <= 8) return is_wide ? launch_pieces<T, kIsGated, 2, 1>(call) : launch_pieces<T, kIsGated, 1, 1>(call);
-  if (rows <= 16) return is_wide ? launch_pieces<T, kIsGated, 2, 2>(call) : launch_pieces<T, kIsGated, 1, 2>(call);
+  if (rows <= 8) return is_wide ? launch_pieces<T, kIsGated, 2, 1>(call) : launch_small<T, kIsGated, 1>(call);
+  if (rows <= 16) return is_wide ? launch_pieces<T, kIsGated, 2, 2>(call) : launch_small<T, kIsGated, 2>(call);
   if (rows <= kMaxFusedRows)
     return is_wide ? launch_pieces<T, kIsGated, 2, 4>(call) : launch_pieces<T, kIsGated, 1, 4>(call);
   const int64_t num_large = int64_t{(rows + 63) / 64} * ((call.shape.weight_rows + 127) / 128);
