@@ -33,6 +33,15 @@ struct Scratch {
   Scratch(T* pointer, size_t) : data(pointer) {}
 };
 
+// The first statement of a kernel. From sm_90 on, a launch of the stream may begin beside this one, on what it leaves
+// free; its `begin_kernel` waits until this launch has ended and what it wrote can be read.
+FD_DEVICE void begin_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 FD_DEVICE unsigned thread_index() { return threadIdx.x; }
 FD_DEVICE unsigned block_size() { return blockDim.x; }
 FD_DEVICE Dim3 block_index() { return {blockIdx.x, blockIdx.y, blockIdx.z}; }
@@ -161,6 +170,17 @@ inline int launch_status(cudaError_t error) {
   return error == cudaSuccess ? kSuccess : fail(kDeviceFailed, "launch: %s", cudaGetErrorString(error));
 }
 
+// Whether launches of the device overlap as `begin_kernel` says. All devices of a process are taken to be of one kind.
+inline bool launches_overlap() {
+  static const bool overlap = [] {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+  }();
+  return overlap;
+}
+
 // Returns 0, or kDeviceFailed; `fd_last_error` then says why.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), Dim3 grid, unsigned block, size_t shared_bytes, void* stream,
@@ -170,8 +190,17 @@ int launch(void (*kernel)(Parameters...), Dim3 grid, unsigned block, size_t shar
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return launch_status(error);
   }
-  kernel<<<dim3(grid.x, grid.y, grid.z), block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  return launch_status(cudaGetLastError());
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid.x, grid.y, grid.z);
+  config.blockDim = dim3(block);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &overlap;
+  config.numAttrs = launches_overlap() ? 1 : 0;
+  return launch_status(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
 }  // namespace fd::gpu

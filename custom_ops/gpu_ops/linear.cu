@@ -105,6 +105,7 @@ FD_DEVICE void normalise_stage(Stage& stage, const float* factors, int num_rows)
 template <class T, bool kIsGated, int kMTiles, int kNTiles, int kStages>
 FD_KERNEL void linear_pieces(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> norm, In<uint16_t> bias, In<T> residual,
                              Out<T> out, In<int32_t> device_rows, LinearShape shape) {
+  begin_kernel();
   using Memory = PieceMemory<kMTiles, kNTiles, kStages>;
   using Stage = PieceStage<kMTiles, kNTiles>;
   using Pipeline = TilePipeline<Stage, kStages, kWarpSize>;
@@ -190,6 +191,7 @@ template <class T, bool kIsGated, int kMTiles, int kNTiles, int kWarpsM, int kWa
 FD_KERNEL void FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 2)
     linear_tiles(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> bias, In<T> residual, Out<T> out,
                  In<int32_t> device_rows, LinearShape shape) {
+  begin_kernel();
   constexpr int kOutputs = 16 * kMTiles * kWarpsM, kRows = 8 * kNTiles * kWarpsN;
   using Stage = TileStage<kOutputs, kRows>;
   using Pipeline = TilePipeline<Stage, kTileStages<kOutputs, kRows>, kWarpsM * kWarpsN* static_cast<int>(kWarpSize)>;

@@ -66,6 +66,7 @@ template <Quantization kQuantization, int kNTiles>
 FD_KERNEL void FD_LAUNCH_BOUNDS(kSplit * 32, 2)
     quant_pieces(In<uint8_t> weight, In<uint8_t> codes, In<float> row_scales, In<uint16_t> bias, In<uint8_t> residual,
                  Out<uint8_t> out, In<int32_t> device_rows, QuantShape shape) {
+  begin_kernel();
   using Shared = PiecesShared<kQuantization, kNTiles>;
   using Pipeline =
       TilePipeline<typename Shared::Stage, kPieceStages<kQuantization, kNTiles>, static_cast<int>(kWarpSize)>;
@@ -124,6 +125,7 @@ template <Quantization kQuantization, int kNTiles, int kWarpsM, int kWarpsN, int
 FD_KERNEL void FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 1)
     quant_tiles(In<uint8_t> weight, In<uint8_t> codes, In<float> row_scales, In<uint16_t> bias, In<uint8_t> residual,
                 Out<uint8_t> out, In<int32_t> device_rows, QuantShape shape) {
+  begin_kernel();
   using Format = QuantFormat<kQuantization>;
   using Product = QuantProduct<kQuantization, kNTiles>;
   constexpr int kTiles = 2 * kWarpsM, kCodeRows = 8 * kNTiles * kWarpsN, kRows = kCodeRows / Format::kLimbs;
