@@ -33,14 +33,21 @@ struct Scratch {
   Scratch(T* pointer, size_t) : data(pointer) {}
 };
 
-// The first statement of a kernel. From sm_90 on, a launch of the stream may begin beside this one, on what it leaves
-// free; its `begin_kernel` waits until this launch has ended and what it wrote can be read.
-FD_DEVICE void begin_kernel() {
+// The first statement of a kernel. From sm_90 on, the next launch of the stream may begin beside this one, on what it
+// leaves free; its `begin_kernel` calls `before`, and waits until this launch has ended and what it wrote can be read.
+template <class Before>
+FD_DEVICE void begin_kernel(Before before) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  before();
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+FD_DEVICE void begin_kernel() {
+  begin_kernel([] {});
+}
+// For `before`: brings the 128 bytes around an address, which nothing writes during a step, into the device's cache.
+FD_DEVICE void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 FD_DEVICE unsigned thread_index() { return threadIdx.x; }
 FD_DEVICE unsigned block_size() { return blockDim.x; }
