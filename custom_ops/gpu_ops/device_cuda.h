@@ -9,7 +9,7 @@
 
 #define FD_DEVICE __device__ __forceinline__
 #define FD_KERNEL __global__ static
-// Of a kernel, between `void` and its name: the most threads of a block, and the least number of blocks that registers
+// Of a kernel, between `FD_KERNEL` and `void`: the most threads of a block, and the least number of blocks that registers
 // must allow on a multiprocessor. Without it the compiler saves registers that nothing else could use.
 #define FD_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define FD_UNROLL _Pragma("unroll")  // before a loop whose number of iterations is a constant

@@ -201,9 +201,9 @@ union TileShared {
 
 // kWarpsM x kWarpsN warps, each of which computes 16 kMTiles rows of the weight for 8 kNTiles rows of x.
 template <class T, bool kIsGated, int kMTiles, int kNTiles, int kWarpsM, int kWarpsN>
-FD_KERNEL void FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 2)
-    linear_tiles(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> bias, In<T> residual, Out<T> out,
-                 In<int32_t> device_rows, LinearShape shape) {
+FD_KERNEL FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 2) void linear_tiles(In<uint16_t> x, In<uint16_t> weight,
+                                                                        In<uint16_t> bias, In<T> residual, Out<T> out,
+                                                                        In<int32_t> device_rows, LinearShape shape) {
   begin_kernel();
   constexpr int kOutputs = 16 * kMTiles * kWarpsM, kRows = 8 * kNTiles * kWarpsN;
   using Stage = TileStage<kOutputs, kRows>;

@@ -72,9 +72,10 @@ FD_DEVICE void prefetch_pair(const uint8_t* weight, const QuantShape& shape, int
 }
 
 template <Quantization kQuantization, int kNTiles>
-FD_KERNEL void FD_LAUNCH_BOUNDS(kSplit * 32, 2)
-    quant_pieces(In<uint8_t> weight, In<uint8_t> codes, In<float> row_scales, In<uint16_t> bias, In<uint8_t> residual,
-                 Out<uint8_t> out, In<int32_t> device_rows, QuantShape shape) {
+FD_KERNEL FD_LAUNCH_BOUNDS(kSplit * 32, 2) void quant_pieces(In<uint8_t> weight, In<uint8_t> codes,
+                                                             In<float> row_scales, In<uint16_t> bias,
+                                                             In<uint8_t> residual, Out<uint8_t> out,
+                                                             In<int32_t> device_rows, QuantShape shape) {
   begin_kernel([&] { prefetch_pair(weight.data, shape, 2 * static_cast<int>(block_index().x)); });
   using Shared = PiecesShared<kQuantization, kNTiles>;
   using Pipeline =
@@ -131,9 +132,10 @@ union TilesShared {
 
 // kWarpsM x kWarpsN warps, each of which computes a pair of tiles for 8 kNTiles rows of codes.
 template <Quantization kQuantization, int kNTiles, int kWarpsM, int kWarpsN, int kStages>
-FD_KERNEL void FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 1)
-    quant_tiles(In<uint8_t> weight, In<uint8_t> codes, In<float> row_scales, In<uint16_t> bias, In<uint8_t> residual,
-                Out<uint8_t> out, In<int32_t> device_rows, QuantShape shape) {
+FD_KERNEL FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 1) void quant_tiles(In<uint8_t> weight, In<uint8_t> codes,
+                                                                       In<float> row_scales, In<uint16_t> bias,
+                                                                       In<uint8_t> residual, Out<uint8_t> out,
+                                                                       In<int32_t> device_rows, QuantShape shape) {
   begin_kernel();
   using Format = QuantFormat<kQuantization>;
   using Product = QuantProduct<kQuantization, kNTiles>;

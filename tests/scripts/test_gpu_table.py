@@ -14,13 +14,14 @@ from custom_ops.tools.ptxas import CompiledKernel, LaunchShape, read_launches
 from scripts import make_gpu_table
 from scripts.make_gpu_table import PAGE, parse_launches, table, write_launches
 
+KERNEL = re.compile(r"^FD_KERNEL (?:FD_LAUNCH_BOUNDS\(.*?\) )?void (\w+)\(", re.MULTILINE)
 NVCC = re.compile(r"^nvcc (\d+\.\d+):$", re.MULTILINE)
 
 
 def kernels_of_sources() -> set[str]:
     """Return the names of all kernels, without template arguments."""
     sources = [path for path in (OPS / "gpu_ops").iterdir() if path.suffix in (".cu", ".h") and path.name != "device.h"]
-    return {name for path in sources for name in re.findall(r"^FD_KERNEL void (\w+)\(", path.read_text(), re.MULTILINE)}
+    return {name for path in sources for name in KERNEL.findall(path.read_text())}
 
 
 def test_the_file_of_launches_has_every_kernel_of_the_sources() -> None:
