@@ -16,9 +16,9 @@ FD_DEVICE uint32_t widen_codes(uint32_t word, int low, int high) {
   const auto widen = [word](int byte) {
     constexpr uint32_t kTwoTo23 = 0x4B000000u;  // of which the mantissa begins with a code plus 128
     const uint32_t code = (word >> 8 * byte & 0xFF) ^ 0x80;
-    return bit_cast<uint32_t>(bit_cast<float>(kTwoTo23 | code) - 8388736.0f);
+    return bit_cast<float>(kTwoTo23 | code) - 8388736.0f;
   };
-  return widen(low) >> 16 | (widen(high) & 0xFFFF0000u);
+  return round_bf16x2(widen(low), widen(high));  // exact
 }
 
 // Returns keys for one step of a product.
