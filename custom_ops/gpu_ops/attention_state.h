@@ -13,17 +13,16 @@ constexpr float kMaskedScore = -3.4028234664e38f;  // the lowest finite number
 // Returns 2^x for x <= 0 with a relative error below 2e-7, NaN for NaN, and 0 where x is below -126.
 FD_DEVICE float power_of_two(float x) {
   constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const float limited = x < -126.0f ? -126.0f : x;
-  const float shifted = limited + kShift;
-  const float fraction = limited - (shifted - kShift);
+  const float shifted = x + kShift;
+  const float fraction = x - (shifted - kShift);
   float p = 1.32647273e-3f;
   p = fused_multiply_add(p, fraction, 9.67151299e-3f);
   p = fused_multiply_add(p, fraction, 5.55073358e-2f);
   p = fused_multiply_add(p, fraction, 2.40222424e-1f);
   p = fused_multiply_add(p, fraction, 6.93147004e-1f);
   p = fused_multiply_add(p, fraction, 1.0f);
-  const uint32_t exponent = bit_cast<uint32_t>(shifted) - bit_cast<uint32_t>(kShift) + 127;
-  return x < -126.0f ? 0.0f : p * bit_cast<float>(exponent << 23);
+  const uint32_t exponent = (bit_cast<uint32_t>(shifted) << 23) + (127u << 23);  // the bits of kShift are shifted out
+  return x < -126.0f ? 0.0f : p * bit_cast<float>(exponent);
 }
 
 FD_DEVICE float larger(float a, float b) { return a > b ? a : b; }
