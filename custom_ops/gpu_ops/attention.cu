@@ -114,8 +114,12 @@ FD_KERNEL void attend(In<uint16_t> qkv, In<uint8_t> key, In<uint8_t> value, In<i
     const int kv_head = i % sizes.kv_heads;
     const int64_t head_slots = int64_t{kv_head} * sizes.num_slots;
     const int64_t own_slots = int64_t{sizes.kv_heads} * sizes.num_slots + int64_t{block} * Config::kTileRows;
-    AttentionBlock<Config>(shared_memory<AttentionShared<Config>>(), arrays, sizes)
-        .run(item, kv_head, item.slot < 0 ? own_slots : head_slots + item.slot);
+    const int64_t slot = item.slot < 0 ? own_slots : head_slots + item.slot;
+    auto& shared = shared_memory<AttentionShared<Config>>();
+    if (item.num_rows <= kGroupRows / 2)
+      AttentionBlock<Config, 1>(shared, arrays, sizes).run(item, kv_head, slot);
+    else
+      AttentionBlock<Config, 2>(shared, arrays, sizes).run(item, kv_head, slot);
     if (item.num_items == 1)
       sync_block();
     else if (!last_block(arrivals.data + int64_t{item.tile} * sizes.kv_heads + kv_head, item.num_items))

@@ -13,6 +13,7 @@ constexpr int kSplitStages = kSplit / kKvRows;  // stages of keys, and as many o
 constexpr int kSegment = 16;                    // positions that always are in one block of the cache
 constexpr int kGroupSegments = kGroupSplits * kSplit / kSegment;
 constexpr int kWarpsPerGroup = 4, kGroupRows = 32;
+constexpr int kPlaceBytes = 64;  // the keys, values and scales of a segment begin at multiples of them
 
 template <int kDim, int kGroups, bool kCodes>
 struct AttentionConfig {
@@ -44,7 +45,7 @@ struct AttentionStage<Config, true> {
   static constexpr int kSegments = kKvRows / kSegment;
 
   Tile<kKvRows, Config::Layout::kRowBytes> rows;
-  Tile<2 * kSegments, 4 * kSegment> scales;  // with the keys: theirs, and then those of the values
+  Tile<kSegments, 4 * kSegment> key_scales, value_scales;  // both with the keys
 };
 
 template <class Config>
@@ -52,11 +53,12 @@ struct AttentionShared {
   AttentionStage<Config> stages[Config::kStages];
   Tile<Config::kTileRows, 2 * Config::kHeadDim> queries;
   Tile<Config::kTileRows, 2 * kSplit> weights;
-  float maxima[kWarpsPerGroup][Config::kTileRows], sums[kWarpsPerGroup][Config::kTileRows];
-  int32_t source[Config::kTileRows];  // the head of a row in qkv; -1: none
-  int32_t limit[Config::kTileRows];   // the last position that a row attends to; -1: none
-  int32_t heads[2][kGroupSegments];   // block * kv_heads + kv_head of the segments of two groups of splits
-  uint16_t offsets[2][kGroupSegments];
+  alignas(16) float maxima[Config::kTileRows][kWarpsPerGroup];  // of a row's scores in a split, by warp
+  alignas(16) float sums[Config::kTileRows][kWarpsPerGroup];    // of its weights
+  int32_t source[Config::kTileRows];                            // the head of a row in qkv; -1: none
+  int32_t limit[Config::kTileRows];                             // the last position that a row attends to; -1: none
+  uint32_t places[2 * kGroupSegments];  // of the segments of two groups of splits, in units of kPlaceBytes
+  uint32_t scale_places[Config::kIsInt8 ? 2 * kGroupSegments : 1];
   int32_t is_found[Config::kThreads / kWarpSize];
   float value_scales[Config::kIsInt8 ? kSplit : 1];  // of a split
 };

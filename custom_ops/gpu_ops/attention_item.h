@@ -14,15 +14,17 @@
 
 namespace fd::gpu {
 
-template <class Config>
+// kHalves: 1 if only the first 16 rows of a group can exist, otherwise 2.
+template <class Config, int kHalves>
 class AttentionBlock {
  public:
   using Shared = AttentionShared<Config>;
   using Stage = AttentionStage<Config>;
   using Pipeline = TilePipeline<Stage, Config::kStages, Config::kThreads>;
-  using Products = AttentionProducts<Config>;
+  using Products = AttentionProducts<Config, kHalves>;
   using Scores = typename Products::Scores;
   using Values = typename Products::Values;
+  using RowSums = PartSums[kHalves][2];
 
   FD_DEVICE AttentionBlock(Shared& shared, const AttentionArrays& arrays, const AttentionSizes& sizes)
       : shared_(shared), arrays_(arrays), sizes_(sizes), products_{shared} {}
@@ -41,8 +43,18 @@ class AttentionBlock {
   }
 
  private:
+  struct alignas(16) RowParts {
+    float warp[kWarpsPerGroup];
+  };
+
   FD_DEVICE int row(int m, int i) const { return products_.row(m, i); }
-  FD_DEVICE bool is_active(int m) const { return products_.is_active(m); }
+  // Calls use(m, h) for each row of this thread: row(m, 2 h).
+  template <class Use>
+  FD_DEVICE static void for_rows(Use use) {
+    FD_UNROLL
+    for (int m = 0; m < kHalves; ++m) FD_UNROLL
+    for (int h = 0; h < 2; ++h) use(m, h);
+  }
 
   // Finds the rows of the item and the positions that they attend to.
   FD_DEVICE void locate_rows() {
@@ -71,22 +83,30 @@ class AttentionBlock {
     shared_.limit[thread_] = limit;
   }
 
+  // Where the place of the segment at a position is kept.
+  FD_DEVICE static unsigned place_of(int position) {
+    return static_cast<unsigned>(position) / kSegment % (2 * kGroupSegments);
+  }
   // Looks up the blocks of a group of splits.
   FD_DEVICE void locate_segments(int group) {
+    const typename Config::Layout layout{sizes_.block_size, sizes_.kv_heads};
     const int32_t* table = arrays_.block_tables + int64_t{seq_} * sizes_.max_blocks;
-    for (int i = thread_; i < kGroupSegments; i += Config::kThreads) {
-      const int position = (group * kGroupSegments + i) * kSegment;
-      if (position < item_.first_split * kSplit || position >= end_) continue;
-      shared_.heads[group % 2][i] = table[position / sizes_.block_size] * sizes_.kv_heads + kv_head_;
-      shared_.offsets[group % 2][i] = static_cast<uint16_t>(position % sizes_.block_size);
-    }
+    static_assert(Config::kThreads >= kGroupSegments);
+    const int segment = group * kGroupSegments + thread_, position = segment * kSegment;
+    if (thread_ >= kGroupSegments || position < item_.first_split * kSplit || position >= end_ + kKvRows) return;
+    const int index = position / sizes_.block_size, offset = position - index * sizes_.block_size;
+    const int64_t begin = layout.head_begin(position < end_ ? table[index] : 0, kv_head_);
+    const auto keep = [&](uint32_t* places, int64_t at) {
+      places[place_of(position)] = static_cast<uint32_t>(static_cast<uint64_t>(at) / kPlaceBytes);
+    };
+    keep(shared_.places, begin + offset * Config::Layout::kRowBytes);
+    if constexpr (Config::kIsInt8) keep(shared_.scale_places, layout.scale_begin(begin, offset));
   }
 
   FD_DEVICE void load_queries() {
-    constexpr int kChunks = Config::kHeadDim / 8;
-    const int num_rows = 16 * ((item_.num_rows + 15) / 16);
-    for (int i = thread_; i < num_rows * kChunks; i += Config::kThreads) {
-      const int row = i / kChunks, chunk = i % kChunks;
+    constexpr int kChunks = Config::kHeadDim / 8, kProductRows = 16 * kHalves;
+    const int num_rows = (item_.num_rows + kProductRows - 1) / kProductRows * kProductRows, chunk = thread_ % kChunks;
+    for (int row = thread_ / kChunks; row < num_rows; row += Config::kThreads / kChunks) {
       const int64_t source = shared_.source[row];
       Bytes16 bytes{};
       if (source >= 0) bytes = load16(arrays_.qkv + source * Config::kHeadDim + chunk * 8);
@@ -98,34 +118,30 @@ class AttentionBlock {
   }
 
   FD_DEVICE int num_stages_of(int split) const {
-    const int visible = end_ - split * kSplit;
-    return visible >= kSplit ? kSplitStages : (visible + kKvRows - 1) / kKvRows;
+    const int num_stages = static_cast<int>(static_cast<unsigned>(end_ - split * kSplit + kKvRows - 1) / kKvRows);
+    return num_stages < kSplitStages ? num_stages : kSplitStages;
   }
 
   // Issues stage `index`: of each split first the keys, then the values.
-  FD_DEVICE void issue(Pipeline& pipeline, Stage& stage, int index) const {
-    const typename Config::Layout layout{sizes_.block_size, sizes_.kv_heads};
-    const int split = item_.first_split + index / (2 * kSplitStages), place = index % (2 * kSplitStages);
-    const int num_stages = num_stages_of(split);
-    const bool is_value = place >= num_stages;
-    const int first = split * kSplit + (is_value ? place - num_stages : place) * kKvRows;
+  FD_DEVICE void issue(Pipeline& pipeline, Stage& stage, unsigned index) const {
+    const int split = item_.first_split + static_cast<int>(index / (2 * kSplitStages));
+    const int number = static_cast<int>(index % (2 * kSplitStages)), num_stages = num_stages_of(split);
+    const bool is_value = number >= num_stages;
+    const int first = split * kSplit + (is_value ? number - num_stages : number) * kKvRows;
     const uint8_t* memory = is_value ? arrays_.value : arrays_.key;
-    const int group = split / kGroupSplits % 2, first_segment = first / kSegment % kGroupSegments;
-    pipeline.copy(stage.rows, [&](int row, int chunk) -> const void* {
-      if (first + row >= end_) return nullptr;
-      const int segment = first_segment + row / kSegment;
-      const int offset = shared_.offsets[group][segment] + row % kSegment;
-      return memory + shared_.heads[group][segment] * layout.head_bytes() + offset * layout.kRowBytes + 16 * chunk;
+    const unsigned segment = place_of(first);
+    pipeline.template copy_groups<kSegment>(stage.rows, end_ - first, [&](unsigned i, unsigned offset) {
+      return memory + offset + uint64_t{shared_.places[segment + i]} * kPlaceBytes;
     });
     if constexpr (Config::kIsInt8) {
       if (is_value) return;
-      pipeline.copy(stage.scales, [&](int row, int chunk) -> const void* {
-        const int segment = first_segment + row % Stage::kSegments;
-        if (first + row % Stage::kSegments * kSegment >= end_) return nullptr;
-        const int64_t begin = shared_.heads[group][segment] * layout.head_bytes();
-        const uint8_t* scales = row < Stage::kSegments ? arrays_.key : arrays_.value;
-        return scales + layout.scale_begin(begin, shared_.offsets[group][segment]) + 16 * chunk;
-      });
+      const auto copy_scales = [&](auto& tile, const uint8_t* scales) {
+        pipeline.template copy_groups<1>(tile, (end_ - first - 1) / kSegment + 1, [&](unsigned i, unsigned offset) {
+          return scales + offset + uint64_t{shared_.scale_places[segment + i]} * kPlaceBytes;
+        });
+      };
+      copy_scales(stage.key_scales, arrays_.key);
+      copy_scales(stage.value_scales, arrays_.value);
     }
   }
 
@@ -133,7 +149,7 @@ class AttentionBlock {
     Pipeline pipeline(shared_.stages);
     const int num_splits = item_.end_split - item_.first_split;
     const int count = 2 * (kSplitStages * (num_splits - 1) + num_stages_of(item_.end_split - 1));
-    const auto issue_stage = [&](Stage& stage, int index) { issue(pipeline, stage, index); };
+    const auto issue_stage = [&](Stage& stage, int index) { issue(pipeline, stage, static_cast<unsigned>(index)); };
     int index = 0;
     const auto next_stage = [&]() -> Stage& {
       Stage& stage = pipeline.wait();
@@ -142,8 +158,7 @@ class AttentionBlock {
       return stage;
     };
     for (int i = 0; i < Config::kStages - 1; ++i) pipeline.issue(issue_stage, i, count);
-    PartSums total[2][2];
-    PartSums sums[2][2];
+    RowSums total, sums;
     Values group;
     for (int split = item_.first_split; split < item_.end_split; ++split) {
       const bool begins_group = split == item_.first_split || split % kGroupSplits == 0;
@@ -153,12 +168,16 @@ class AttentionBlock {
         Scores scores[kSplitStages];
         FD_UNROLL
         for (int stage = 0; stage < kSplitStages; ++stage)
-          if (stage < num_stages) products_.multiply_keys(next_stage(), stage, scores[stage]);
+          if (stage < num_stages) {
+            Stage& keys = next_stage();
+            if (products_.is_active()) products_.multiply_keys(keys, stage, scores[stage]);
+          }
         weigh(scores, split, num_stages);
       }
       Values values;
       for (int stage = 0; stage < num_stages; ++stage) multiply_values(next_stage(), split * kSplit, stage, values);
-      PartSums split_sums[2][2];
+      if (!products_.is_active()) continue;
+      RowSums split_sums;
       read_sums(split_sums);
       merge(group, sums, values, split_sums, begins_group);
       if (split + 1 == item_.end_split || (split + 1) % kGroupSplits == 0)
@@ -169,75 +188,80 @@ class AttentionBlock {
 
   // Converts the scores of a split to weights in shared memory, and sums them.
   FD_DEVICE void weigh(Scores (&scores)[kSplitStages], int split, int num_stages) {
-    PartSums sums[2][2];
-    for (auto& pair : sums)
-      for (PartSums& part : pair) part = {kMaskedScore, 0.0f};
-    FD_UNROLL
-    for (int stage = 0; stage < kSplitStages; ++stage) {
-      if (stage < num_stages) mask(scores[stage], split * kSplit + stage * kKvRows, sums);
-    }
-    FD_UNROLL
-    for (int m = 0; m < 2; ++m) FD_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      float& maximum = sums[m][h].maximum;
-      for (unsigned distance = 1; distance < 4; distance *= 2)
-        maximum = larger(maximum, shuffle_xor(maximum, distance));
-      if (lane_ % 4 == 0) shared_.maxima[quarter_][row(m, 2 * h)] = maximum;
+    RowSums sums;
+    for_rows([&](int m, int h) { sums[m][h] = {kMaskedScore, 0.0f}; });
+    if (products_.is_active()) {
+      FD_UNROLL
+      for (int stage = 0; stage < kSplitStages; ++stage)
+        if (stage < num_stages) scale(scores[stage], split * kSplit + stage * kKvRows, sums);
+      for_rows([&](int m, int h) {
+        float& maximum = sums[m][h].maximum;
+        for (unsigned distance = 1; distance < 4; distance *= 2)
+          maximum = larger(maximum, shuffle_xor(maximum, distance));
+        if (lane_ % 4 == 0) shared_.maxima[row(m, 2 * h)][quarter_] = maximum;
+      });
     }
     sync_block();
-    FD_UNROLL
-    for (int m = 0; m < 2; ++m) FD_UNROLL
-    for (int h = 0; h < 2; ++h) sums[m][h].maximum = read_maximum(row(m, 2 * h));
+    if (!products_.is_active()) return;
+    for_rows([&](int m, int h) {
+      const float maximum = read_maximum(m, h);
+      // Relative to zero, the weights of a row without positions are zeros, as those of masked positions are.
+      sums[m][h].maximum = maximum == kMaskedScore ? 0.0f : maximum;
+    });
     FD_UNROLL
     for (int stage = 0; stage < kSplitStages; ++stage)
       if (stage < num_stages) store_weights(scores[stage], stage, sums);
-    FD_UNROLL
-    for (int m = 0; m < 2; ++m) FD_UNROLL
-    for (int h = 0; h < 2; ++h) {
+    for_rows([&](int m, int h) {
       float& sum = sums[m][h].sum;
       for (unsigned distance = 1; distance < 4; distance *= 2) sum += shuffle_xor(sum, distance);
-      if (lane_ % 4 == 0) shared_.sums[quarter_][row(m, 2 * h)] = sum;
+      if (lane_ % 4 == 0) shared_.sums[row(m, 2 * h)][quarter_] = sum;
+    });
+  }
+
+  // Scales scores, masks those of positions that a row does not attend to, and finds the maxima.
+  FD_DEVICE void scale(Scores& scores, int first, RowSums& sums) const {
+    FD_UNROLL
+    for (int m = 0; m < kHalves; ++m) FD_UNROLL
+    for (int n = 0; n < 2; ++n) FD_UNROLL
+    for (int i = 0; i < 4; ++i) scores.sums[m][n][i] *= sizes_.scale;
+    if (first + kKvRows - 1 > first_limit_ || first < sizes_.num_masked_prefix) mask(scores, first);
+    FD_UNROLL
+    for (int m = 0; m < kHalves; ++m) FD_UNROLL
+    for (int n = 0; n < 2; ++n) FD_UNROLL
+    for (int i = 0; i < 4; ++i) sums[m][i / 2].maximum = larger(scores.sums[m][n][i], sums[m][i / 2].maximum);
+  }
+
+  FD_DEVICE void mask(Scores& scores, int first) const {
+    FD_UNROLL
+    for (int m = 0; m < kHalves; ++m) FD_UNROLL
+    for (int n = 0; n < 2; ++n) FD_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int position = first + 16 * quarter_ + 8 * n + Scores::column(i), limit = shared_.limit[row(m, i)];
+      const bool is_visible = position <= limit && (position >= sizes_.num_masked_prefix || position == limit);
+      if (!is_visible) scores.sums[m][n][i] = kMaskedScore;
     }
   }
 
-  // Scales scores and masks those of positions that a row does not attend to.
-  FD_DEVICE void mask(Scores& scores, int first, PartSums (&sums)[2][2]) const {
-    FD_UNROLL
-    for (int m = 0; m < 2; ++m) {
-      if (!is_active(m)) continue;
+  // Stores the weights relative to the maxima of rows.
+  FD_DEVICE void store_weights(const Scores& scores, int stage, RowSums& sums) {
+    for_rows([&](int m, int h) {
       FD_UNROLL
-      for (int n = 0; n < 2; ++n) FD_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int position = first + 16 * quarter_ + 8 * n + Scores::column(i), limit = shared_.limit[row(m, i)];
-        const bool is_visible = position <= limit && (position >= sizes_.num_masked_prefix || position == limit);
-        float& score = scores.sums[m][n][i];
-        score = is_visible ? score * sizes_.scale : kMaskedScore;
-        sums[m][i / 2].maximum = larger(score, sums[m][i / 2].maximum);
-      }
-    }
-  }
-
-  FD_DEVICE void store_weights(Scores& scores, int stage, PartSums (&sums)[2][2]) {
-    FD_UNROLL
-    for (int m = 0; m < 2; ++m) {
-      if (!is_active(m)) continue;
-      FD_UNROLL
-      for (int n = 0; n < 2; ++n) FD_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        const int place = stage * kKvRows + 16 * quarter_ + 8 * n + Scores::column(0);
+      for (int n = 0; n < 2; ++n) {
         float weights[2];
         FD_UNROLL
         for (int j = 0; j < 2; ++j) {
           const float score = scores.sums[m][n][2 * h + j];
-          weights[j] = score == kMaskedScore ? 0.0f : power_of_two(score - sums[m][h].maximum);
+          weights[j] = power_of_two(score - sums[m][h].maximum);
           sums[m][h].sum += weights[j];
           if constexpr (Config::kIsInt8)
-            if (score != kMaskedScore) weights[j] *= shared_.value_scales[place + j];
+            if (score != kMaskedScore)
+              weights[j] *= shared_.value_scales[stage * kKvRows + 16 * quarter_ + 8 * n + Scores::column(j)];
         }
-        uint8_t* chunk = shared_.weights.chunk(row(m, 2 * h), place / 8);
-        *reinterpret_cast<uint32_t*>(chunk + lane_ % 4 * 4) = round_bf16x2(weights[0], weights[1]);
+        auto& rows = part_of(shared_.weights, stage, products_.row_group * kGroupRows + 16 * m + 8 * h);
+        auto* to = reinterpret_cast<uint32_t*>(rows.chunk(lane_ / 4, 2 * quarter_ + n));
+        to[lane_ % 4] = round_bf16x2(weights[0], weights[1]);
       }
-    }
+    });
   }
 
   // Adds the products of the weights and the values of stage `number` of a split.
@@ -246,54 +270,53 @@ class AttentionBlock {
       const int first = split_begin + number * kKvRows;
       const bool hides_some = first_limit_ < end_ - 1 && first_limit_ < first + kKvRows - 1;
       if (hides_some) {
-        NonFiniteValues<Config> hidden{shared_, stage, first, first_limit_};
+        NonFiniteValues<Config, kHalves> hidden{shared_, stage, first, first_limit_};
         if (hidden.exist()) hidden.add(number * kKvRows, products_.row_group * kGroupRows, values);
       }
     }
-    products_.multiply_values(stage, number, values);
+    if (products_.is_active()) products_.multiply_values(stage, number, values);
   }
 
-  FD_DEVICE float read_maximum(int row) const {
+  // Reads what the warps have of a row.
+  FD_DEVICE RowParts read(const float (&parts)[Config::kTileRows][kWarpsPerGroup], int m, int h) const {
+    return bit_cast<RowParts>(load16(parts[row(m, 2 * h)]));
+  }
+  FD_DEVICE float read_maximum(int m, int h) const {
     float maximum = kMaskedScore;
-    for (int quarter = 0; quarter < kWarpsPerGroup; ++quarter) maximum = larger(shared_.maxima[quarter][row], maximum);
+    for (const float next : read(shared_.maxima, m, h).warp) maximum = larger(next, maximum);
     return maximum;
   }
   // Reads the sums of a split; a barrier after `weigh` has been passed.
-  FD_DEVICE void read_sums(PartSums (&sums)[2][2]) const {
-    FD_UNROLL
-    for (int m = 0; m < 2; ++m) FD_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      float sum = 0.0f;
-      for (int quarter = 0; quarter < kWarpsPerGroup; ++quarter) sum += shared_.sums[quarter][row(m, 2 * h)];
-      sums[m][h] = {read_maximum(row(m, 2 * h)), sum};
-    }
+  FD_DEVICE void read_sums(RowSums& sums) const {
+    for_rows([&](int m, int h) {
+      sums[m][h] = {read_maximum(m, h), 0.0f};
+      for (const float next : read(shared_.sums, m, h).warp) sums[m][h].sum += next;
+    });
   }
 
   // Merges the next part into a total, or begins one with it.
-  FD_DEVICE static void merge(Values& total, PartSums (&sums)[2][2], const Values& next,
-                              const PartSums (&next_sums)[2][2], bool is_first) {
-    FD_UNROLL
-    for (int m = 0; m < 2; ++m) FD_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      MergeFactors factors{0.0f, 1.0f};
-      if (is_first)
+  FD_DEVICE static void merge(Values& total, RowSums& sums, const Values& next, const RowSums& next_sums,
+                              bool is_first) {
+    if (is_first) total = next;
+    for_rows([&](int m, int h) {
+      if (is_first) {
         sums[m][h] = next_sums[m][h];
-      else
-        factors = merge_sums(sums[m][h], next_sums[m][h]);
+        return;
+      }
+      const MergeFactors factors = merge_sums(sums[m][h], next_sums[m][h]);
       FD_UNROLL
       for (int n = 0; n < Config::kNTiles; ++n) FD_UNROLL
       for (int i = 2 * h; i < 2 * h + 2; ++i) {
         float& value = total.sums[m][n][i];
-        value = is_first ? next.sums[m][n][i] : merge_values(value, next.sums[m][n][i], factors);
+        value = merge_values(value, next.sums[m][n][i], factors);
       }
-    }
+    });
   }
 
   // Stores the values of a group of splits, merged with those of the groups before it in this item.
-  FD_DEVICE void store_group(int64_t slot, const Values& group, const PartSums (&sums)[2][2], PartSums (&total)[2][2],
-                             bool is_first) {
+  FD_DEVICE void store_group(int64_t slot, const Values& group, const RowSums& sums, RowSums& total, bool is_first) {
     FD_UNROLL
-    for (int m = 0; m < 2; ++m) FD_UNROLL
+    for (int m = 0; m < kHalves; ++m) FD_UNROLL
     for (int h = 0; h < 2; ++h) {
       MergeFactors factors{0.0f, 1.0f};
       if (is_first)
@@ -335,9 +358,9 @@ class AttentionBlock {
     *bytes = bit_cast<Bytes>(elements);
   }
 
-  FD_DEVICE void store_sums(int64_t slot, const PartSums (&total)[2][2]) const {
+  FD_DEVICE void store_sums(int64_t slot, const RowSums& total) const {
     FD_UNROLL
-    for (int m = 0; m < 2; ++m) FD_UNROLL
+    for (int m = 0; m < kHalves; ++m) FD_UNROLL
     for (int h = 0; h < 2; ++h)
       if (row(m, 2 * h) < item_.num_rows) arrays_.sums[slot + row(m, 2 * h)] = bit_cast<uint64_t>(total[m][h]);
   }

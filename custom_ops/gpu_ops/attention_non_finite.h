@@ -8,9 +8,9 @@
 namespace fd::gpu {
 
 // One stage of values. All threads of a block take part.
-template <class Config>
+template <class Config, int kHalves>
 struct NonFiniteValues {
-  using Values = TileProduct<float, 2, Config::kNTiles>;
+  using Values = TileProduct<float, kHalves, Config::kNTiles>;
 
   AttentionShared<Config>& shared;
   AttentionStage<Config>& stage;
@@ -38,18 +38,18 @@ struct NonFiniteValues {
     for (int place = 0; place < kKvRows; ++place) {
       if (first + place <= first_limit) continue;
       FD_UNROLL
-      for (int n = 0; n < Config::kNTiles; ++n) {
-        const int chunk = warp % kWarpsPerGroup * Config::kNTiles + n;
-        const uint32_t pair = *reinterpret_cast<const uint32_t*>(stage.rows.chunk(place, chunk) + lane % 4 * 4);
+      for (int m = 0; m < kHalves; ++m) FD_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const int row = row_begin + 16 * m + Values::row(2 * h);
+        if (first + place > shared.limit[row]) continue;
+        const float weight = weight_at(row, place_begin + place);
         FD_UNROLL
-        for (int m = 0; m < 2; ++m) FD_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const uint32_t bits = i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u;
-          const int row = row_begin + 16 * m + Values::row(i);
-          if (!is_non_finite(bits) || first + place > shared.limit[row]) continue;
-          const float weight = weight_at(row, place_begin + place);
-          float& sum = values.sums[m][n][i];
-          sum = fused_multiply_add(weight, bit_cast<float>(bits), sum);
+        for (int n = 0; n < Config::kNTiles; ++n) {
+          const int chunk = warp % kWarpsPerGroup * Config::kNTiles + n;
+          const uint32_t pair = *reinterpret_cast<const uint32_t*>(stage.rows.chunk(place, chunk) + lane % 4 * 4);
+          float (&sums)[4] = values.sums[m][n];
+          add_if_non_finite(weight, pair << 16, sums[2 * h]);
+          add_if_non_finite(weight, pair & 0xFFFF0000u, sums[2 * h + 1]);
         }
       }
     }
@@ -66,6 +66,9 @@ struct NonFiniteValues {
 
  private:
   FD_DEVICE static bool is_non_finite(uint32_t bits) { return (bits & 0x7F800000u) == 0x7F800000u; }
+  FD_DEVICE static void add_if_non_finite(float weight, uint32_t bits, float& sum) {
+    if (is_non_finite(bits)) sum = fused_multiply_add(weight, bit_cast<float>(bits), sum);
+  }
   FD_DEVICE float weight_at(int row, int place) const {
     const uint32_t weight = *reinterpret_cast<const uint16_t*>(shared.weights.chunk(row, place / 8) + place % 8 * 2);
     return bit_cast<float>(weight << 16);

@@ -8,13 +8,20 @@
 
 namespace fd::gpu {
 
-// What a thread has of the products of an item.
-template <class Config>
+// The part of a tile from a panel of eight chunks and a row on. The row is a multiple of 8, so that chunks lie in the
+// same order; addresses in all parts then differ by constants.
+template <class AnyTile>
+FD_DEVICE AnyTile& part_of(AnyTile& tile, int panel, int row) {
+  return reinterpret_cast<AnyTile&>(tile.bytes[panel][row]);
+}
+
+// What a thread has of the products of an item, for 16 kHalves rows of each group of 32.
+template <class Config, int kHalves>
 struct AttentionProducts {
   using Shared = AttentionShared<Config>;
   using Stage = AttentionStage<Config>;
-  using Scores = TileProduct<float, 2, 2>;
-  using Values = TileProduct<float, 2, Config::kNTiles>;
+  using Scores = TileProduct<float, kHalves, 2>;
+  using Values = TileProduct<float, kHalves, Config::kNTiles>;
 
   Shared& shared;
   int num_rows = 0;  // of the item
@@ -23,8 +30,8 @@ struct AttentionProducts {
 
   // The number of query row `m`, element `i` of a product in the tile.
   FD_DEVICE int row(int m, int i) const { return row_group * kGroupRows + 16 * m + Scores::row(i); }
-  // Whether any row of a product's 16 rows exists.
-  FD_DEVICE bool is_active(int m) const { return row_group * kGroupRows + 16 * m < num_rows; }
+  // Whether the item has rows of this thread's group.
+  FD_DEVICE bool is_active() const { return Config::kRowGroups == 1 || row_group * kGroupRows < num_rows; }
 
   // Multiplies the queries by 16 keys of stage `number` of a split.
   FD_DEVICE void multiply_keys(const Stage& stage, int number, Scores& scores) const {
@@ -45,26 +52,22 @@ struct AttentionProducts {
 
   // Adds the products of the weights and the values of stage `number` of a split.
   FD_DEVICE void multiply_values(const Stage& stage, int number, Values& values) const {
+    FD_UNROLL
     for (int step = 0; step < kKvRows / 16; step += Config::kValueSteps) {
-      typename Values::A a[Config::kValueSteps][2];
+      typename Values::A a[Config::kValueSteps][kHalves];
       FD_UNROLL
       for (int i = 0; i < Config::kValueSteps; ++i) FD_UNROLL
-      for (int m = 0; m < 2; ++m)
-        if (is_active(m)) {
-          const int chunk = number * (kKvRows / 8) + 2 * (step + i);
-          a[i][m] = Values::load_a(shared.weights, row_group * kGroupRows + 16 * m, chunk);
-        }
+      for (int m = 0; m < kHalves; ++m) {
+        a[i][m] = Values::load_a(part_of(shared.weights, number, row_group * kGroupRows + 16 * m), 0, 2 * (step + i));
+      }
       FD_UNROLL
       for (int n = 0; n < Config::kNTiles; n += Config::kValueTiles) {
         typename Values::B b[Config::kValueSteps][Config::kValueTiles];
         load_values(stage, step, n, b);
         FD_UNROLL
         for (int i = 0; i < Config::kValueSteps; ++i) FD_UNROLL
-        for (int m = 0; m < 2; ++m) {
-          if (!is_active(m)) continue;
-          FD_UNROLL
-          for (int j = 0; j < Config::kValueTiles; ++j) values.multiply(m, n + j, a[i][m], b[i][j]);
-        }
+        for (int m = 0; m < kHalves; ++m) FD_UNROLL
+        for (int j = 0; j < Config::kValueTiles; ++j) values.multiply(m, n + j, a[i][m], b[i][j]);
       }
     }
   }
@@ -73,9 +76,9 @@ struct AttentionProducts {
   FD_DEVICE void multiply_step(int step, const typename Scores::B& first, const typename Scores::B& second,
                                Scores& scores) const {
     FD_UNROLL
-    for (int m = 0; m < 2; ++m) {
-      if (!is_active(m)) continue;
-      const typename Scores::A a = Scores::load_a(shared.queries, row_group * kGroupRows + 16 * m, 2 * step);
+    for (int m = 0; m < kHalves; ++m) {
+      const typename Scores::A a =
+          Scores::load_a(part_of(shared.queries, step / 4, row_group * kGroupRows + 16 * m), 0, 2 * step % 8);
       scores.multiply(m, 0, a, first);
       scores.multiply(m, 1, a, second);
     }
@@ -86,29 +89,30 @@ struct AttentionProducts {
     FD_UNROLL
     for (int n = 0; n < 2; ++n) {
       const int place = 8 * n + Scores::column(0);
-      const auto* chunk = reinterpret_cast<const float*>(stage.scales.chunk(quarter, place / 4));
+      const auto* chunk = reinterpret_cast<const float*>(stage.key_scales.chunk(quarter, place / 4));
       const float scales[2] = {chunk[place % 4], chunk[place % 4 + 1]};
       FD_UNROLL
-      for (int m = 0; m < 2; ++m) FD_UNROLL
+      for (int m = 0; m < kHalves; ++m) FD_UNROLL
       for (int i = 0; i < 4; ++i) scores.sums[m][n][i] *= scales[i % 2];
     }
     if (thread >= kKvRows / 4) return;
-    const uint8_t* chunk = stage.scales.chunk(Stage::kSegments + thread / 4, thread % 4);
+    const uint8_t* chunk = stage.value_scales.chunk(thread / 4, thread % 4);
     store16(shared.value_scales + number * kKvRows + 4 * thread, load16(chunk));
   }
 
   // Loads what one load brings: bfloat16 values for two tiles, or codes for four, or for two in two steps.
   FD_DEVICE void load_values(const Stage& stage, int step, int n,
                              typename Values::B (&b)[Config::kValueSteps][Config::kValueTiles]) const {
-    const int row = 16 * step, tile = quarter * Config::kNTiles + n;
+    const auto& rows = part_of(stage.rows, 0, 16 * step);
+    const int tile = quarter * Config::kNTiles + n;
     if constexpr (!Config::kIsInt8) {
-      Values::load_b_transposed(stage.rows, row, tile, b[0][0], b[0][1]);
+      Values::load_b_transposed(rows, 0, tile, b[0][0], b[0][1]);
     } else {
       typename Values::B codes[2];
       if constexpr (Config::kValueSteps == 2)
-        Values::load_b_steps_transposed(stage.rows, row, tile / 2, codes);
+        Values::load_b_steps_transposed(rows, 0, tile / 2, codes);
       else
-        Values::load_b_transposed(stage.rows, row, tile / 2, codes[0], codes[1]);
+        Values::load_b_transposed(rows, 0, tile / 2, codes[0], codes[1]);
       FD_UNROLL
       for (int i = 0; i < 4; ++i)
         b[i / Config::kValueTiles][i % Config::kValueTiles] = widen_values<Values>(codes[i / 2], i % 2);

@@ -158,6 +158,29 @@ class TilePipeline {
   // This thread's number among them.
   FD_DEVICE static unsigned thread() { return kIsWarp ? lane_index() : thread_index(); }
 
+  // Copies a tile in `issue` whose rows lie one after another in groups of kGroupRows: source(group, offset) is the
+  // address of a byte of a group in global memory. Rows from num_rows on are filled with zeros.
+  template <int kGroupRows, class AnyTile, class Source>
+  FD_DEVICE static void copy_groups(AnyTile& tile, int num_rows, Source source) {
+    constexpr int kRows = AnyTile::kRows, kChunks = AnyTile::kChunks, kMostRows = kThreads / kChunks;
+    constexpr int kStep = kMostRows < kRows ? kMostRows : kRows;  // rows that the threads copy at a time
+    constexpr int kGroupStep = kStep > kGroupRows ? kStep : kGroupRows;
+    static_assert(kThreads % kChunks == 0 && kGroupStep % kStep == 0 && kRows % kGroupStep == 0);
+    const unsigned first = thread() / kChunks, chunk = thread() % kChunks;
+    if (kMostRows > kRows && first >= kRows) return;
+    const unsigned group = kStep > kGroupRows ? first / kGroupRows : 0;
+    const unsigned offset = (first - group * kGroupRows) * (16 * kChunks) + 16 * chunk;
+    const uint8_t* groups[kRows / kGroupStep];
+    FD_UNROLL
+    for (int i = 0; i < kRows / kGroupStep; ++i) groups[i] = source(group + i * kGroupStep / kGroupRows, offset);
+    FD_UNROLL
+    for (int row = 0; row < kRows; row += kStep) {
+      uint8_t* to = tile.chunk(first + row % 8, chunk) + row / 8 * 8 * 128;
+      const uint8_t* from = groups[row / kGroupStep] + row % kGroupStep * (16 * kChunks);
+      copy_async16(to, from, row < num_rows - static_cast<int>(first));
+    }
+  }
+
  private:
   static constexpr bool kIsWarp = kThreads == static_cast<int>(kWarpSize);
 
