@@ -104,9 +104,10 @@ class AttentionBlock {
   }
 
   FD_DEVICE void load_queries() {
-    constexpr int kChunks = Config::kHeadDim / 8, kProductRows = 16 * kHalves;
-    const int num_rows = (item_.num_rows + kProductRows - 1) / kProductRows * kProductRows, chunk = thread_ % kChunks;
-    for (int row = thread_ / kChunks; row < num_rows; row += Config::kThreads / kChunks) {
+    constexpr unsigned kChunks = Config::kHeadDim / 8, kProductRows = 16 * kHalves;
+    const unsigned num_rows = (static_cast<unsigned>(item_.num_rows) + kProductRows - 1) / kProductRows * kProductRows;
+    const unsigned chunk = thread_index() % kChunks;
+    for (unsigned row = thread_index() / kChunks; row < num_rows; row += Config::kThreads / kChunks) {
       const int64_t source = shared_.source[row];
       Bytes16 bytes{};
       if (source >= 0) bytes = load16(arrays_.qkv + source * Config::kHeadDim + chunk * 8);
@@ -158,7 +159,8 @@ class AttentionBlock {
       return stage;
     };
     for (int i = 0; i < Config::kStages - 1; ++i) pipeline.issue(issue_stage, i, count);
-    RowSums total, sums;
+    sync_block();  // the queries can be read
+    RowSums sums;
     Values group;
     for (int split = item_.first_split; split < item_.end_split; ++split) {
       const bool begins_group = split == item_.first_split || split % kGroupSplits == 0;
@@ -166,24 +168,26 @@ class AttentionBlock {
       const int num_stages = num_stages_of(split);
       {
         Scores scores[kSplitStages];
+        typename Products::Queries queries;
+        if (products_.is_active()) products_.load_queries(queries);
         FD_UNROLL
         for (int stage = 0; stage < kSplitStages; ++stage)
           if (stage < num_stages) {
             Stage& keys = next_stage();
-            if (products_.is_active()) products_.multiply_keys(keys, stage, scores[stage]);
+            if (products_.is_active()) products_.multiply_keys(queries, keys, stage, scores[stage]);
           }
         weigh(scores, split, num_stages);
       }
       Values values;
       for (int stage = 0; stage < num_stages; ++stage) multiply_values(next_stage(), split * kSplit, stage, values);
-      if (!products_.is_active()) continue;
-      RowSums split_sums;
-      read_sums(split_sums);
-      merge(group, sums, values, split_sums, begins_group);
+      if (products_.is_active()) {
+        RowSums split_sums;
+        read_sums(split_sums);
+        merge(group, sums, values, split_sums, begins_group);
+      }
       if (split + 1 == item_.end_split || (split + 1) % kGroupSplits == 0)
-        store_group(slot, group, sums, total, split / kGroupSplits == item_.first_split / kGroupSplits);
+        store_group(slot, group, sums, split / kGroupSplits == item_.first_split / kGroupSplits);
     }
-    if (warp_ % kWarpsPerGroup == 0 && lane_ % 4 == 0) store_sums(slot, total);
   }
 
   // Converts the scores of a split to weights in shared memory, and sums them.
@@ -313,17 +317,17 @@ class AttentionBlock {
     });
   }
 
-  // Stores the values of a group of splits, merged with those of the groups before it in this item.
-  FD_DEVICE void store_group(int64_t slot, const Values& group, const RowSums& sums, RowSums& total, bool is_first) {
-    FD_UNROLL
-    for (int m = 0; m < kHalves; ++m) FD_UNROLL
-    for (int h = 0; h < 2; ++h) {
+  // Stores the sums and values of a group of splits, merged with those of the groups before it in this item.
+  FD_DEVICE void store_group(int64_t slot, const Values& group, const RowSums& sums, bool is_first) {
+    RowSums total;
+    for_rows([&](int m, int h) {
+      total[m][h] = sums[m][h];
+      if (row(m, 2 * h) >= item_.num_rows) return;
       MergeFactors factors{0.0f, 1.0f};
-      if (is_first)
-        total[m][h] = sums[m][h];
-      else
+      if (!is_first) {
+        total[m][h] = bit_cast<PartSums>(arrays_.sums[slot + row(m, 2 * h)]);
         factors = merge_sums(total[m][h], sums[m][h]);
-      if (row(m, 2 * h) >= item_.num_rows) continue;
+      }
       float* to = arrays_.values + (slot + row(m, 2 * h)) * Config::kHeadDim + 8 * Config::kNTiles * quarter_;
       if constexpr (Config::kIsInt8) {
         FD_UNROLL
@@ -339,7 +343,12 @@ class AttentionBlock {
           store(to + 8 * n + Values::column(0), Elements<2>{{values[2 * h], values[2 * h + 1]}}, is_first, factors);
         }
       }
-    }
+    });
+    if (!is_first) sync_block();  // the other warps have read the sums of the groups before
+    if (quarter_ != 0 || lane_ % 4 != 0) return;
+    for_rows([&](int m, int h) {
+      if (row(m, 2 * h) < item_.num_rows) arrays_.sums[slot + row(m, 2 * h)] = bit_cast<uint64_t>(total[m][h]);
+    });
   }
   template <int kCount>
   struct alignas(4 * kCount) Elements {
@@ -356,13 +365,6 @@ class AttentionBlock {
       for (int i = 0; i < kCount; ++i) elements.value[i] = merge_values(before.value[i], elements.value[i], factors);
     }
     *bytes = bit_cast<Bytes>(elements);
-  }
-
-  FD_DEVICE void store_sums(int64_t slot, const RowSums& total) const {
-    FD_UNROLL
-    for (int m = 0; m < kHalves; ++m) FD_UNROLL
-    for (int h = 0; h < 2; ++h)
-      if (row(m, 2 * h) < item_.num_rows) arrays_.sums[slot + row(m, 2 * h)] = bit_cast<uint64_t>(total[m][h]);
   }
 
   Shared& shared_;

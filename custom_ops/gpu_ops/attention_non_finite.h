@@ -16,8 +16,7 @@ struct NonFiniteValues {
   AttentionStage<Config>& stage;
   int first;        // position of the stage's first row
   int first_limit;  // all rows attend to the positions up to this one
-  int thread = static_cast<int>(thread_index()), warp = static_cast<int>(warp_index()),
-      lane = static_cast<int>(lane_index());
+  int warp = static_cast<int>(warp_index()), lane = static_cast<int>(lane_index());
 
   FD_DEVICE bool exist() const {
     bool is_found = false;
@@ -35,8 +34,7 @@ struct NonFiniteValues {
   // Adds them to the sums of the rows from `row_begin` on, and replaces them. `place_begin` is
   // the place of the stage in its split.
   FD_DEVICE void add(int place_begin, int row_begin, Values& values) const {
-    for (int place = 0; place < kKvRows; ++place) {
-      if (first + place <= first_limit) continue;
+    for (int place = static_cast<int>(begin()); place < kKvRows; ++place) {
       FD_UNROLL
       for (int m = 0; m < kHalves; ++m) FD_UNROLL
       for (int h = 0; h < 2; ++h) {
@@ -65,6 +63,8 @@ struct NonFiniteValues {
   }
 
  private:
+  // The first row that some rows of the item do not attend to.
+  FD_DEVICE unsigned begin() const { return first_limit < first ? 0 : static_cast<unsigned>(first_limit + 1 - first); }
   FD_DEVICE static bool is_non_finite(uint32_t bits) { return (bits & 0x7F800000u) == 0x7F800000u; }
   FD_DEVICE static void add_if_non_finite(float weight, uint32_t bits, float& sum) {
     if (is_non_finite(bits)) sum = fused_multiply_add(weight, bit_cast<float>(bits), sum);
@@ -76,10 +76,9 @@ struct NonFiniteValues {
   // Replaces the chunks at positions that only some rows attend to by change(chunk).
   template <class Change>
   FD_DEVICE void for_hidden_chunks(Change change) const {
-    constexpr int kChunks = Config::kHeadDim / 8;
-    for (int i = thread; i < kKvRows * kChunks; i += Config::kThreads) {
-      if (first + i / kChunks <= first_limit) continue;
-      uint8_t* chunk = stage.rows.chunk(i / kChunks, i % kChunks);
+    constexpr unsigned kChunks = Config::kHeadDim / 8;
+    for (unsigned row = begin() + thread_index() / kChunks; row < kKvRows; row += Config::kThreads / kChunks) {
+      uint8_t* chunk = stage.rows.chunk(row, thread_index() % kChunks);
       store16(chunk, change(load16(chunk)));
     }
   }

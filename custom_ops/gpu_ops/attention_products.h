@@ -23,6 +23,13 @@ struct AttentionProducts {
   using Scores = TileProduct<float, kHalves, 2>;
   using Values = TileProduct<float, kHalves, Config::kNTiles>;
 
+  // The first steps of the queries, which stay in registers during a split.
+  struct Queries {
+    static constexpr int kMost = Config::kHeldQueries / kHalves, kAll = Config::kHeadDim / 16;
+    static constexpr int kSteps = kMost < kAll ? kMost : kAll;
+    typename Scores::A rows[kSteps == 0 ? 1 : kSteps][kHalves];
+  };
+
   Shared& shared;
   int num_rows = 0;  // of the item
   int thread = static_cast<int>(thread_index()), warp = static_cast<int>(warp_index());
@@ -33,8 +40,14 @@ struct AttentionProducts {
   // Whether the item has rows of this thread's group.
   FD_DEVICE bool is_active() const { return Config::kRowGroups == 1 || row_group * kGroupRows < num_rows; }
 
+  FD_DEVICE void load_queries(Queries& queries) const {
+    FD_UNROLL
+    for (int step = 0; step < Queries::kSteps; ++step) FD_UNROLL
+    for (int m = 0; m < kHalves; ++m) queries.rows[step][m] = load_queries(step, m);
+  }
+
   // Multiplies the queries by 16 keys of stage `number` of a split.
-  FD_DEVICE void multiply_keys(const Stage& stage, int number, Scores& scores) const {
+  FD_DEVICE void multiply_keys(const Queries& queries, const Stage& stage, int number, Scores& scores) const {
     FD_UNROLL
     for (int step = 0; step < Config::kHeadDim / 16; step += Config::kKeySteps) {
       typename Scores::B keys[2];
@@ -42,9 +55,10 @@ struct AttentionProducts {
       if constexpr (Config::kIsInt8) {
         FD_UNROLL
         for (int i = 0; i < 2; ++i)
-          multiply_step(step + i, widen_keys<Scores>(keys[0].word[i]), widen_keys<Scores>(keys[1].word[i]), scores);
+          multiply_step(queries, step + i, widen_keys<Scores>(keys[0].word[i]), widen_keys<Scores>(keys[1].word[i]),
+                        scores);
       } else {
-        multiply_step(step, keys[0], keys[1], scores);
+        multiply_step(queries, step, keys[0], keys[1], scores);
       }
     }
     if constexpr (Config::kIsInt8) apply_scales(stage, number, scores);
@@ -73,12 +87,15 @@ struct AttentionProducts {
   }
 
  private:
-  FD_DEVICE void multiply_step(int step, const typename Scores::B& first, const typename Scores::B& second,
-                               Scores& scores) const {
+  FD_DEVICE typename Scores::A load_queries(int step, int m) const {
+    const auto& rows = part_of(shared.queries, step / 4, row_group * kGroupRows + 16 * m);
+    return Scores::load_a(rows, 0, 2 * step % 8);
+  }
+  FD_DEVICE void multiply_step(const Queries& queries, int step, const typename Scores::B& first,
+                               const typename Scores::B& second, Scores& scores) const {
     FD_UNROLL
     for (int m = 0; m < kHalves; ++m) {
-      const typename Scores::A a =
-          Scores::load_a(part_of(shared.queries, step / 4, row_group * kGroupRows + 16 * m), 0, 2 * step % 8);
+      const typename Scores::A a = step < Queries::kSteps ? queries.rows[step][m] : load_queries(step, m);
       scores.multiply(m, 0, a, first);
       scores.multiply(m, 1, a, second);
     }

@@ -165,7 +165,8 @@ class TilePipeline {
     constexpr int kRows = AnyTile::kRows, kChunks = AnyTile::kChunks, kMostRows = kThreads / kChunks;
     constexpr int kStep = kMostRows < kRows ? kMostRows : kRows;  // rows that the threads copy at a time
     constexpr int kGroupStep = kStep > kGroupRows ? kStep : kGroupRows;
-    static_assert(kThreads % kChunks == 0 && kGroupStep % kStep == 0 && kRows % kGroupStep == 0);
+    static_assert(kThreads % kChunks == 0 && (kStep & (kStep - 1)) == 0 && kGroupStep % kStep == 0 &&
+                  kRows % kGroupStep == 0);
     const unsigned first = thread() / kChunks, chunk = thread() % kChunks;
     if (kMostRows > kRows && first >= kRows) return;
     const unsigned group = kStep > kGroupRows ? first / kGroupRows : 0;
@@ -175,7 +176,7 @@ class TilePipeline {
     for (int i = 0; i < kRows / kGroupStep; ++i) groups[i] = source(group + i * kGroupStep / kGroupRows, offset);
     FD_UNROLL
     for (int row = 0; row < kRows; row += kStep) {
-      uint8_t* to = tile.chunk(first + row % 8, chunk) + row / 8 * 8 * 128;
+      uint8_t* to = tile.chunk(first, chunk ^ row % 8) + row * 128;  // where chunk(first + row, chunk) is
       const uint8_t* from = groups[row / kGroupStep] + row % kGroupStep * (16 * kChunks);
       copy_async16(to, from, row < num_rows - static_cast<int>(first));
     }
