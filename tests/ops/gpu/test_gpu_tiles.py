@@ -81,6 +81,23 @@ def test_gpu_tiles_are_loaded_transposed(tiles: Tiles) -> None:
     np.testing.assert_array_equal(out, a[:, :16].T @ b[:, :16])
 
 
+@pytest.mark.parametrize("num_rows", [0, 5, 32, 40])
+@pytest.mark.parametrize(("row_bytes", "group"), [(512, 16), (128, 16), (64, 8)])
+def test_gpu_tiles_are_copied_in_groups_of_rows(tiles: Tiles, row_bytes: int, group: int, num_rows: int) -> None:
+    rows = draw(32, row_bytes, 128).astype(np.int8)
+    expected = rows.reshape(-1, group, row_bytes)[::-1].reshape(32, row_bytes).copy()
+    expected[num_rows:] = 0
+    out = tiles.run("fd_test_grouped", rows, rows, np.full_like(rows, 1), row_bytes, num_rows)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_gpu_tiles_of_few_rows_are_copied_by_some_threads(tiles: Tiles) -> None:
+    rows = draw(8, 64, 128).astype(np.int8)
+    expected = rows[::-1].copy()
+    expected[6:] = 0
+    np.testing.assert_array_equal(tiles.run("fd_test_grouped_few", rows, rows, np.full_like(rows, 1), 6), expected)
+
+
 def test_gpu_tiles_keep_the_rows_of_a_matrix_in_different_banks(tiles: Tiles) -> None:
     tiles.library.fd_emulation_reset_counters()
     tiles.run("fd_test_bf16", bf16(draw(32, 64)), bf16(draw(16, 64)), np.zeros((32, 16), np.float32), 64, 16)

@@ -85,6 +85,32 @@ FD_KERNEL void transposed(In<uint16_t> a, In<uint16_t> b, Out<float> out, int st
     for (int i = 0; i < 4; ++i) out.data[product.row(i) * 16 + 8 * n + product.column(i)] = product.sums[0][n][i];
 }
 
+// A tile whose groups of rows are copied in reverse.
+template <int kRows, int kBytes, int kGroupRows>
+FD_KERNEL void grouped(In<uint8_t> rows, Out<uint8_t> out, int num_rows) {
+  using OneTile = Tile<kRows, kBytes>;
+  struct Two {
+    OneTile stages[2];
+  };
+  TilePipeline<OneTile, 2, kThreads> pipeline(shared_memory<Two>().stages);
+  pipeline.run(
+      1,
+      [&](OneTile& tile, int) {
+        pipeline.template copy_groups<kGroupRows>(tile, num_rows, [&](unsigned group, unsigned offset) {
+          return rows.data + (kRows / kGroupRows - 1 - group) * kGroupRows * kBytes + offset;
+        });
+      },
+      [&](OneTile& tile, int) {
+        for (unsigned i = thread_index(); i < kRows * OneTile::kChunks; i += kThreads)
+          store16(out.data + 16 * i, load16(tile.chunk(i / OneTile::kChunks, i % OneTile::kChunks)));
+      });
+}
+template <int kRows, int kBytes, int kGroupRows>
+int launch_grouped(const uint8_t* rows, uint8_t* out, int num_rows) {
+  return launch(grouped<kRows, kBytes, kGroupRows>, {1, 1, 1}, kThreads, 2 * sizeof(Tile<kRows, kBytes>), nullptr,
+                In<uint8_t>(rows, kRows * kBytes), Out<uint8_t>(out, kRows * kBytes), num_rows);
+}
+
 }  // namespace
 
 // a: [32, k], b: [num_columns, k], out: [32, 16].
@@ -105,4 +131,16 @@ FD_EXPORT int fd_test_narrow(const uint8_t* a, const uint8_t* b, float* out, int
 FD_EXPORT int fd_test_transposed(const uint16_t* a, const uint16_t* b, float* out, int k) {
   return launch(transposed, {1, 1, 1}, 32, sizeof(TransposedShared), nullptr, In<uint16_t>(a, size_t(64 * k)),
                 In<uint16_t>(b, size_t(64 * k)), Out<float>(out, 256), k / 16);
+}
+// rows, out: [32, row_bytes], of which 2, 8 or 16 rows are copied at a time.
+FD_EXPORT int fd_test_grouped(const uint8_t* rows, const uint8_t* unused, uint8_t* out, int row_bytes, int num_rows) {
+  static_cast<void>(unused);
+  if (row_bytes == 512) return launch_grouped<32, 512, 16>(rows, out, num_rows);
+  if (row_bytes == 128) return launch_grouped<32, 128, 16>(rows, out, num_rows);
+  return launch_grouped<32, 64, 8>(rows, out, num_rows);
+}
+// rows, out: [8, 64], copied at once by half of the threads.
+FD_EXPORT int fd_test_grouped_few(const uint8_t* rows, const uint8_t* unused, uint8_t* out, int num_rows) {
+  static_cast<void>(unused);
+  return launch_grouped<8, 64, 1>(rows, out, num_rows);
 }
