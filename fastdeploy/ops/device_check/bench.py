@@ -105,7 +105,8 @@ def _cases(sizes: Sizes) -> Iterator[Case]:
         for rows in (1, 16, sizes.prompt_rows):
             yield _linear_case(sizes.hidden, quantization, bits, rows)
     for rows in (1, 4):
-        yield _attention_case(sizes, rows)
+        yield _attention_case(sizes.seqs, rows, sizes.positions)
+    yield _attention_case(1, sizes.prompt_rows, sizes.prompt_rows)
     for temperature in (0.0, 1.0):
         yield _sampling_case(sizes, temperature)
 
@@ -126,23 +127,25 @@ def _linear_case(size: int, quantization: str, bits: int, rows: int) -> Case:
     return Case(name, call, rows, rows, weight_bytes + 4 * rows * size, 2 * rows * size**2)
 
 
-def _attention_case(sizes: Sizes, rows: int) -> Case:
+def _attention_case(seqs: int, rows: int, positions: int) -> Case:
+    """Return a case of sequences of `positions` tokens each, the last `rows` of which are new."""
     heads, block_size = HeadLayout(32, 4, 128), 64
-    num_blocks = -(-sizes.positions // block_size)
-    cache = allocate_kv_cache(sizes.seqs * num_blocks, block_size, heads.num_kv_heads, heads.head_dim, "bfloat16")
-    tables = np.arange(sizes.seqs * num_blocks).reshape(sizes.seqs, num_blocks)
-    batch = make_attention_metadata([rows] * sizes.seqs, [sizes.positions] * sizes.seqs, tables, block_size)
-    qkv = random_rows(rows * sizes.seqs, heads.row_size, "bfloat16", 3)
-    out = paddle.zeros([rows * sizes.seqs, heads.num_heads * heads.head_dim], "bfloat16")
-    num_bytes = 4 * sizes.seqs * sizes.positions * heads.num_kv_heads * heads.head_dim
-    name = f"attention {sizes.seqs} x {rows} rows, {sizes.positions} positions"
+    num_blocks = -(-positions // block_size)
+    cache = allocate_kv_cache(seqs * num_blocks, block_size, heads.num_kv_heads, heads.head_dim, "bfloat16")
+    tables = np.arange(seqs * num_blocks).reshape(seqs, num_blocks)
+    batch = make_attention_metadata([rows] * seqs, [positions] * seqs, tables, block_size)
+    qkv = random_rows(rows * seqs, heads.row_size, "bfloat16", 3)
+    out = paddle.zeros([rows * seqs, heads.num_heads * heads.head_dim], "bfloat16")
+    num_visible = seqs * (rows * positions - rows * (rows - 1) / 2)  # positions of all new rows
 
     def call(index: int, num_rows: int) -> None:
         if index == 0:
             batch.backend_state.clear()  # each run plans its work once, as a step does
         append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5)
 
-    return Case(name, call, rows * sizes.seqs, sizes.seqs, num_bytes)
+    name = f"attention {seqs} x {rows} rows, {positions} positions"
+    num_bytes = 4 * seqs * positions * heads.num_kv_heads * heads.head_dim
+    return Case(name, call, rows * seqs, seqs, num_bytes, 4 * num_visible * heads.num_heads * heads.head_dim)
 
 
 def _sampling_case(sizes: Sizes, temperature: float) -> Case:
