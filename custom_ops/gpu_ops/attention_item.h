@@ -60,7 +60,6 @@ class AttentionBlock {
   FD_DEVICE void locate_rows() {
     const int heads_per_kv = sizes_.num_heads / sizes_.kv_heads;
     const PlanMember first = load_record(arrays_.members + item_.member);
-    seq_ = first.seq;
     const bool is_shared = item_.end_split * kSplit <= first.first_position;
     first_limit_ = is_shared ? INT32_MAX : first.first_position + first.first / heads_per_kv;
     const int last_limit = first.first_position + (first.first + first.count - 1) / heads_per_kv;
@@ -90,7 +89,7 @@ class AttentionBlock {
   // Looks up the blocks of a group of splits.
   FD_DEVICE void locate_segments(int group) {
     const typename Config::Layout layout{sizes_.block_size, sizes_.kv_heads};
-    const int32_t* table = arrays_.block_tables + int64_t{seq_} * sizes_.max_blocks;
+    const int32_t* table = arrays_.block_tables + int64_t{arrays_.members[item_.member].seq} * sizes_.max_blocks;
     static_assert(Config::kThreads >= kGroupSegments);
     const int segment = group * kGroupSegments + thread_, position = segment * kSegment;
     if (thread_ >= kGroupSegments || position < item_.first_split * kSplit || position >= end_ + kKvRows) return;
@@ -375,7 +374,7 @@ class AttentionBlock {
   const int quarter_ = warp_ % kWarpsPerGroup;
   Products products_;
   PlanItem item_;
-  int kv_head_, seq_;
+  int kv_head_;
   int end_;          // of the positions that any row of the item attends to
   int first_limit_;  // all rows attend to the positions up to this one
 };

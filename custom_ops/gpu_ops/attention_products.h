@@ -66,7 +66,6 @@ struct AttentionProducts {
 
   // Adds the products of the weights and the values of stage `number` of a split.
   FD_DEVICE void multiply_values(const Stage& stage, int number, Values& values) const {
-    FD_UNROLL
     for (int step = 0; step < kKvRows / 16; step += Config::kValueSteps) {
       typename Values::A a[Config::kValueSteps][kHalves];
       FD_UNROLL
