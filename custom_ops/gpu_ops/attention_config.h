@@ -26,7 +26,7 @@ struct AttentionConfig {
   static constexpr int kKeySteps = kCodes ? 2 : 1;
   static constexpr int kValueSteps = kCodes && kNTiles == 2 ? 2 : 1, kValueTiles = kCodes && kNTiles > 2 ? 4 : 2;
   // How many 16 x 16 parts of the queries a warp holds in registers, as many as these suffice for.
-  static constexpr int kHeldQueries = kDim == 256 || (kCodes && kGroups == 2) ? 0 : 16 / kGroups;
+  static constexpr int kHeldQueries = kDim == 256 || (kCodes && kGroups == 2) ? 0 : kGroups == 2 ? 4 : 16;
   using Layout = CacheLayout<kDim, kCodes>;
 };
 
