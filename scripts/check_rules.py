@@ -107,9 +107,6 @@ def check_kernels(root: Path) -> Iterator[Violation]:
             for pattern, what in rules.items():
                 if found := re.search(pattern, line):
                     yield path, number, f"'{found[0].strip()}' {what}"
-        code = "\n".join(code_lines(path.read_text()))
-        for kernel in re.finditer(r"\bFD_KERNEL\b[^{;]*\{(?!\s*begin_kernel\()", code):
-            yield path, code.count("\n", 0, kernel.start()) + 1, "a kernel begins with begin_kernel"
 
 
 def check_adaptive_length(root: Path) -> Iterator[Violation]:

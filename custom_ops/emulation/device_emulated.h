@@ -35,12 +35,6 @@ struct Scratch {
   Scratch(T* pointer, size_t count) : data(pointer), size(count) {}
 };
 
-// Launches never overlap here.
-template <class Before>
-FD_DEVICE void begin_kernel(Before) {}
-FD_DEVICE void begin_kernel() {}
-FD_DEVICE void prefetch(const void*) {}
-
 FD_DEVICE unsigned thread_index() { return emulation::thread_index(); }
 FD_DEVICE unsigned block_size() { return emulation::block_size(); }
 FD_DEVICE Dim3 block_index() { return emulation::block_index(); }

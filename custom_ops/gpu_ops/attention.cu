@@ -106,7 +106,6 @@ FD_KERNEL void attend(In<uint16_t> qkv, In<uint8_t> key, In<uint8_t> value, In<i
                       In<int32_t> num_items, In<PlanTile> tiles, In<PlanMember> members, In<PlanItem> items,
                       Scratch<float> values, Scratch<uint64_t> sums, Out<int32_t> arrivals, Out<uint16_t> out,
                       AttentionSizes sizes) {
-  begin_kernel();
   const AttentionArrays arrays{qkv.data, key.data, value.data, block_tables.data, members.data, values.data, sums.data};
   const int count = num_items.data[0] * sizes.kv_heads, block = static_cast<int>(block_index().x);
   for (int i = block; i < count; i += static_cast<int>(grid_size().x)) {

@@ -284,7 +284,6 @@ struct Planner {
 FD_KERNEL void plan_attention(In<int32_t> cu_seqlens_q, In<int32_t> kv_lens, In<int32_t> block_tables,
                               In<int32_t> device_seqs, Out<PlanTile> tiles, Out<PlanMember> members,
                               Out<PlanItem> items, Out<int32_t> num_items, Sizes sizes) {
-  begin_kernel();
   Planner planner{shared_memory<Shared>(),
                   sizes,
                   cu_seqlens_q.data,

@@ -124,7 +124,6 @@ template <int kHeadDim, bool kIsInt8>
 FD_KERNEL void write_kv(Out<uint16_t> qkv, Out<uint8_t> key, Out<uint8_t> value, In<int32_t> slot_mapping,
                         In<int32_t> positions, In<float> cos_sin, In<uint16_t> q_norm, In<uint16_t> k_norm,
                         In<int32_t> device_rows, Rows rows) {
-  begin_kernel();
   using Chunk = HeadChunk<kHeadDim>;
   constexpr int kHeads = kThreads / Chunk::kLanes;
   const int row = static_cast<int>(block_index().x), place = static_cast<int>(thread_index()) / Chunk::kLanes;

@@ -60,7 +60,6 @@ FD_KERNEL void virtual_padding(In<int32_t> num_scheduled, In<int32_t> num_comput
                                Out<int32_t> cu_logits_rows, Out<int32_t> kv_lens, Out<int32_t> batch_id_per_row,
                                Out<int32_t> positions, Out<int32_t> slot_mapping, Out<int32_t> logits_rows,
                                In<int32_t> device_seqs, int max_seqs, int max_rows, int table_stride, int block_size) {
-  begin_kernel();
   Tile& tile = shared_memory<Tile>();
   const int num_seqs = read_count(device_seqs, max_seqs);
   const int thread = static_cast<int>(thread_index()), block = static_cast<int>(block_index().x);
@@ -101,7 +100,6 @@ FD_KERNEL void virtual_padding(In<int32_t> num_scheduled, In<int32_t> num_comput
 
 // One block moves the rows in ascending order; none is overwritten before it is read.
 FD_KERNEL void shift_logits_rows(Out<int32_t> logits_rows, int num_sampled, int num_rows) {
-  begin_kernel();
   for (int begin = 0; begin < num_rows; begin += kThreads) {
     const int i = begin + static_cast<int>(thread_index());
     const int32_t row = i < num_rows ? logits_rows.data[num_sampled + i] : 0;

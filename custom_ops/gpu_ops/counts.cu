@@ -9,7 +9,6 @@ namespace {
 using namespace fd::gpu;
 
 FD_KERNEL void write_counts(Out<int32_t> counts, int32_t num_rows, int32_t num_seqs) {
-  begin_kernel();
   if (thread_index() == 0) {
     counts.data[0] = num_rows;
     counts.data[1] = num_seqs;

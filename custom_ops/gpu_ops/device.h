@@ -2,10 +2,9 @@
 // The closed list of what a GPU kernel may use. nvcc gives each function a line of CUDA or PTX; g++ gives it a function
 // of the emulator (emulation/), which executes the same kernels on a CPU and checks every access.
 //
-// A kernel is a function `FD_KERNEL void name(parameters)` that begins with `begin_kernel`. Its parameters are
-// values, and `In<T>`, `Out<T>` or `Scratch<T>` for arrays in global memory, so that the emulator knows which memory it
-// may touch. It is launched by `launch(...)` only. It contains no PTX, no static __shared__ arrays, no memcpy or
-// memset, and calls no math library.
+// A kernel is a function `FD_KERNEL void name(parameters)`. Its parameters are values, and `In<T>`, `Out<T>` or
+// `Scratch<T>` for arrays in global memory, so that the emulator knows which memory it may touch. It is launched by
+// `launch(...)` only. It contains no PTX, no static __shared__ arrays, no memcpy or memset, and calls no math library.
 #pragma once
 
 #include <type_traits>

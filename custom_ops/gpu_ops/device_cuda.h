@@ -9,8 +9,8 @@
 
 #define FD_DEVICE __device__ __forceinline__
 #define FD_KERNEL __global__ static
-// Of a kernel, between `FD_KERNEL` and `void`: the most threads of a block, and the least number of blocks that registers
-// must allow on a multiprocessor. Without it the compiler saves registers that nothing else could use.
+// Of a kernel, between `FD_KERNEL` and `void`: the most threads of a block, and the least number of blocks that
+// registers must allow on a multiprocessor. Without it the compiler saves registers that nothing else could use.
 #define FD_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #define FD_UNROLL _Pragma("unroll")  // before a loop whose number of iterations is a constant
 
@@ -32,22 +32,6 @@ struct Scratch {
   T* data;
   Scratch(T* pointer, size_t) : data(pointer) {}
 };
-
-// The first statement of a kernel. From sm_90 on, the next launch of the stream may begin beside this one, on what it
-// leaves free; its `begin_kernel` calls `before`, and waits until this launch has ended and what it wrote can be read.
-template <class Before>
-FD_DEVICE void begin_kernel(Before before) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  before();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-FD_DEVICE void begin_kernel() {
-  begin_kernel([] {});
-}
-// For `before`: brings the 128 bytes around an address, which nothing writes during a step, into the device's cache.
-FD_DEVICE void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 FD_DEVICE unsigned thread_index() { return threadIdx.x; }
 FD_DEVICE unsigned block_size() { return blockDim.x; }
@@ -177,17 +161,6 @@ inline int launch_status(cudaError_t error) {
   return error == cudaSuccess ? kSuccess : fail(kDeviceFailed, "launch: %s", cudaGetErrorString(error));
 }
 
-// Whether launches of the device overlap as `begin_kernel` says. All devices of a process are taken to be of one kind.
-inline bool launches_overlap() {
-  static const bool overlap = [] {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9;
-  }();
-  return overlap;
-}
-
 // Returns 0, or kDeviceFailed; `fd_last_error` then says why.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), Dim3 grid, unsigned block, size_t shared_bytes, void* stream,
@@ -197,17 +170,8 @@ int launch(void (*kernel)(Parameters...), Dim3 grid, unsigned block, size_t shar
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return launch_status(error);
   }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(grid.x, grid.y, grid.z);
-  config.blockDim = dim3(block);
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &overlap;
-  config.numAttrs = launches_overlap() ? 1 : 0;
-  return launch_status(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+  kernel<<<dim3(grid.x, grid.y, grid.z), block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  return launch_status(cudaGetLastError());
 }
 
 }  // namespace fd::gpu

@@ -71,7 +71,6 @@ FD_DEVICE int32_t token_or_zero(int32_t token) { return token < 0 ? 0 : token; }
 FD_KERNEL void read_states(In<Bytes16> states, int num_states, In<int32_t> positions, In<int32_t> batch_id_per_row,
                            In<int32_t> block_tables, int table_stride, int block_positions, Out<Bytes16> input_states,
                            int chunks, In<int32_t> device_rows, int num_rows) {
-  begin_kernel();
   const int row = static_cast<int>(block_index().x);
   if (row >= read_count(device_rows, num_rows)) return;
   const int before = positions.data[row] - 1;
@@ -86,7 +85,6 @@ FD_KERNEL void read_states(In<Bytes16> states, int num_states, In<int32_t> posit
 // A block for each row: its input is the output of the same row.
 FD_KERNEL void read_output(In<Bytes16> output, Out<Bytes16> input_states, int chunks, In<int32_t> device_rows,
                            int num_rows) {
-  begin_kernel();
   const int row = static_cast<int>(block_index().x);
   if (row < read_count(device_rows, num_rows)) copy_row(input_states.data, row, output.data, row, chunks);
 }
@@ -95,7 +93,6 @@ FD_KERNEL void read_output(In<Bytes16> output, Out<Bytes16> input_states, int ch
 // with the draft.
 FD_KERNEL void shift_rows(In<int32_t> drafted, In<int32_t> cu_seqlens_q, Out<int32_t> token_ids,
                           Out<int32_t> num_computed, In<int32_t> device_seqs, int num_seqs) {
-  begin_kernel();
   const int seq = static_cast<int>(block_index().x), thread = static_cast<int>(thread_index());
   if (seq >= read_count(device_seqs, num_seqs)) return;
   const int last = cu_seqlens_q.data[seq + 1] - 1;
@@ -116,7 +113,6 @@ FD_KERNEL void shift_rows(In<int32_t> drafted, In<int32_t> cu_seqlens_q, Out<int
 FD_KERNEL void keep_one_row(In<int32_t> drafted, In<int32_t> cu_seqlens_q, In<int32_t> kv_lens, In<Bytes16> output,
                             Out<Bytes16> input_states, int chunks, Out<int32_t> token_ids, Out<int32_t> num_computed,
                             Out<int32_t> num_scheduled, In<int32_t> device_seqs, int num_seqs) {
-  begin_kernel();
   const int seq = static_cast<int>(block_index().x);
   if (seq >= read_count(device_seqs, num_seqs)) return;
   if (input_states.data != nullptr)
@@ -133,7 +129,6 @@ FD_KERNEL void begin_batch(In<Bytes16> output, In<int32_t> cu_seqlens_q, In<int3
                            In<int64_t> int_params, int first, int max_batch, Out<Bytes16> batch_rows, int chunks,
                            Out<float> batch_float_params, Out<int64_t> batch_int_params, Out<int32_t> batch_count,
                            In<int32_t> device_seqs, int num_seqs) {
-  begin_kernel();
   const int row = static_cast<int>(block_index().x), thread = static_cast<int>(thread_index()), seq = first + row;
   const int rest = read_count(device_seqs, num_seqs) - first;
   const int count = rest < 0 ? 0 : rest < max_batch ? rest : max_batch;
@@ -152,7 +147,6 @@ FD_KERNEL void begin_batch(In<Bytes16> output, In<int32_t> cu_seqlens_q, In<int3
 FD_KERNEL void end_batch(In<int32_t> sampled, In<int32_t> batch_count, int max_batch, int first, int pass,
                          bool is_last_batch, Out<int32_t> drafted, Out<int32_t> drafts, int max_drafts,
                          Out<int32_t> next_pass, In<int32_t> device_seqs, int num_seqs) {
-  begin_kernel();
   const int count = read_count(batch_count, max_batch), column = pass < 0 ? next_pass.data[0] : pass;
   sync_block();
   for (int row = static_cast<int>(thread_index()); row < count; row += static_cast<int>(block_size())) {

@@ -102,23 +102,9 @@ FD_DEVICE void normalise_stage(Stage& stage, const float* factors, int num_rows)
   sync_warp();
 }
 
-// Prefetches a warp's first piece of the weight.
-template <int kMTiles>
-FD_DEVICE void prefetch_piece(const uint16_t* weight, const LinearShape& shape) {
-  constexpr int kRows = 16 * kMTiles;
-  const int first = static_cast<int>(block_index().x) * kRows, begin = static_cast<int>(warp_index()) * kPiece;
-  FD_UNROLL
-  for (int i = 0; i < kRows * kPieceStages; i += static_cast<int>(kWarpSize)) {
-    const int line = i + static_cast<int>(lane_index());
-    const int row = first + line % kRows, column = begin + line / kRows * kStageK;
-    if (row < shape.weight_rows && column < shape.stride) prefetch(weight + int64_t{row} * shape.stride + column);
-  }
-}
-
 template <class T, bool kIsGated, int kMTiles, int kNTiles, int kStages>
 FD_KERNEL void linear_pieces(In<uint16_t> x, In<uint16_t> weight, In<uint16_t> norm, In<uint16_t> bias, In<T> residual,
                              Out<T> out, In<int32_t> device_rows, LinearShape shape) {
-  begin_kernel([&] { prefetch_piece<kMTiles>(weight.data, shape); });
   using Memory = PieceMemory<kMTiles, kNTiles, kStages>;
   using Stage = PieceStage<kMTiles, kNTiles>;
   using Pipeline = TilePipeline<Stage, kStages, kWarpSize>;
@@ -204,7 +190,6 @@ template <class T, bool kIsGated, int kMTiles, int kNTiles, int kWarpsM, int kWa
 FD_KERNEL FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 2) void linear_tiles(In<uint16_t> x, In<uint16_t> weight,
                                                                         In<uint16_t> bias, In<T> residual, Out<T> out,
                                                                         In<int32_t> device_rows, LinearShape shape) {
-  begin_kernel();
   constexpr int kOutputs = 16 * kMTiles * kWarpsM, kRows = 8 * kNTiles * kWarpsN;
   using Stage = TileStage<kOutputs, kRows>;
   using Pipeline = TilePipeline<Stage, kTileStages<kOutputs, kRows>, kWarpsM * kWarpsN* static_cast<int>(kWarpSize)>;

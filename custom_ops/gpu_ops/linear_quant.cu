@@ -62,21 +62,11 @@ FD_DEVICE void finish_totals(const QuantShape& shape, const float* row_scales, c
 
 // ---- up to 16 rows
 
-// Prefetches the beginnings of two tiles.
-FD_DEVICE void prefetch_pair(const uint8_t* weight, const QuantShape& shape, int tile) {
-  constexpr int kLine = 128, kBytes = 32 * 1024;
-  const int thread = static_cast<int>(thread_index()), half = kSplit * static_cast<int>(kWarpSize) / 2;
-  if (tile + thread / half >= shape.num_tiles) return;
-  const uint8_t* from = weight + int64_t{tile + thread / half} * shape.tile_bytes;
-  for (int at = thread % half * kLine; at < kBytes && at < shape.tile_bytes; at += half * kLine) prefetch(from + at);
-}
-
 template <Quantization kQuantization, int kNTiles>
 FD_KERNEL FD_LAUNCH_BOUNDS(kSplit * 32, 2) void quant_pieces(In<uint8_t> weight, In<uint8_t> codes,
                                                              In<float> row_scales, In<uint16_t> bias,
                                                              In<uint8_t> residual, Out<uint8_t> out,
                                                              In<int32_t> device_rows, QuantShape shape) {
-  begin_kernel([&] { prefetch_pair(weight.data, shape, 2 * static_cast<int>(block_index().x)); });
   using Shared = PiecesShared<kQuantization, kNTiles>;
   using Pipeline =
       TilePipeline<typename Shared::Stage, kPieceStages<kQuantization, kNTiles>, static_cast<int>(kWarpSize)>;
@@ -136,7 +126,6 @@ FD_KERNEL FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32, 1) void quant_tiles(In<uint8_
                                                                        In<float> row_scales, In<uint16_t> bias,
                                                                        In<uint8_t> residual, Out<uint8_t> out,
                                                                        In<int32_t> device_rows, QuantShape shape) {
-  begin_kernel();
   using Format = QuantFormat<kQuantization>;
   using Product = QuantProduct<kQuantization, kNTiles>;
   constexpr int kTiles = 2 * kWarpsM, kCodeRows = 8 * kNTiles * kWarpsN, kRows = kCodeRows / Format::kLimbs;

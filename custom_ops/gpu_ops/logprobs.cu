@@ -100,7 +100,6 @@ enum Keys { kNoKeys, kSelectedKeys, kSortedKeys };
 template <Keys kKeys>
 FD_KERNEL void summarise_slices(In<float> logits, In<int32_t> rows, In<int32_t> chosen, Out<float> largest,
                                 Out<int32_t> before, Out<uint64_t> keys, In<int32_t> device_rows, Sizes sizes) {
-  begin_kernel();
   const int row = sizes.first_row + static_cast<int>(block_index().y);
   if (row >= read_count(device_rows, sizes.max_rows)) return;
   const int index = static_cast<int>(block_index().x);
@@ -148,7 +147,6 @@ FD_DEVICE float largest_of_row(const float* largest, const Sizes& sizes) {
 
 FD_KERNEL void sum_masses(In<float> logits, In<int32_t> rows, In<float> largest, Out<uint64_t> masses,
                           In<int32_t> device_rows, Sizes sizes) {
-  begin_kernel();
   const int row = sizes.first_row + static_cast<int>(block_index().y);
   if (row >= read_count(device_rows, sizes.max_rows)) return;
   const int index = static_cast<int>(block_index().x);
@@ -207,7 +205,6 @@ FD_KERNEL void write_logprobs(In<float> logits, In<int32_t> rows, In<int32_t> ch
                               In<int32_t> before, In<uint64_t> masses, In<uint64_t> all_keys, Out<float> chosen_logprob,
                               Out<int32_t> chosen_rank, Out<int32_t> top_ids, Out<float> top_logprobs,
                               In<int32_t> device_rows, Sizes sizes, int top_n, int stride) {
-  begin_kernel();
   const int row = sizes.first_row + static_cast<int>(block_index().y);
   if (row >= read_count(device_rows, sizes.max_rows)) return;
   const int thread = static_cast<int>(block_index().x * kSliceThreads + thread_index());

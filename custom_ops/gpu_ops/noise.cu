@@ -18,7 +18,6 @@ FD_DEVICE int64_t global_thread() { return int64_t{block_index().x} * kThreads +
 Dim3 grid_for(int64_t num_threads) { return {static_cast<unsigned>((num_threads + kThreads - 1) / kThreads), 1, 1}; }
 
 FD_KERNEL void philox4x32(Out<uint32_t> counters, int64_t count, uint64_t key) {
-  begin_kernel();
   const int64_t i = global_thread();
   if (i >= count) return;
   Bytes16 words = load16(counters.data + kGroup * i);
@@ -27,13 +26,11 @@ FD_KERNEL void philox4x32(Out<uint32_t> counters, int64_t count, uint64_t key) {
 }
 
 FD_KERNEL void gumbel_of_words(In<uint32_t> words, Out<float> noise, int64_t count) {
-  begin_kernel();
   const int64_t i = global_thread();
   if (i < count) noise.data[i] = fd::gumbel_from_word<ScalarLanes>(words.data[i]);
 }
 
 FD_KERNEL void gumbel_noise(Out<float> noise, int32_t num_ids, uint64_t seed, uint64_t position) {
-  begin_kernel();
   const int64_t group = global_thread(), first = group * kGroup;
   if (first >= num_ids) return;
   uint32_t words[kGroup];

@@ -16,7 +16,6 @@ struct NormShared {
 
 FD_KERNEL void rms_norm(In<uint16_t> x, In<uint16_t> weight, Out<uint16_t> out, In<int32_t> device_rows, int num_rows,
                         int size, float eps) {
-  begin_kernel();
   const int row = static_cast<int>(block_index().x);
   if (row >= read_count(device_rows, num_rows)) return;
   const int64_t begin = int64_t{row} * size;

@@ -12,7 +12,6 @@ using namespace fd::gpu;
 constexpr int kMTiles = 2, kNTiles = 4, kThreads = 256;
 
 FD_KERNEL void copy_chunks(In<uint8_t> from, Out<uint8_t> to, int64_t num_chunks) {
-  begin_kernel();
   const int64_t stride = int64_t{grid_size().x} * block_size();
   for (int64_t i = int64_t{block_index().x} * block_size() + thread_index(); i < num_chunks; i += stride)
     store16(to.data + i * 16, load16_readonly(from.data + i * 16));
@@ -20,7 +19,6 @@ FD_KERNEL void copy_chunks(In<uint8_t> from, Out<uint8_t> to, int64_t num_chunks
 
 // Every warp adds up `num_steps` times the same 32 x 32 products over 16 elements each.
 FD_KERNEL void multiply_registers(Out<float> sums, int num_steps) {
-  begin_kernel();
   using Product = TileProduct<float, kMTiles, kNTiles>;
   Product product;
   typename Product::A rows[kMTiles];

@@ -55,7 +55,6 @@ FD_DEVICE void write_codes(const uint32_t (&pairs)[2], float factor, uint8_t* co
 template <Quantization kQuantization>
 FD_KERNEL void quantize_rows(In<uint16_t> x, In<uint16_t> norm, Out<uint8_t> codes, Out<float> scales,
                              In<int32_t> device_rows, int num_rows, int k, int stride, float eps) {
-  begin_kernel();
   constexpr bool kFourBits = has_four_bits(kQuantization), kIs16Bit = has_16_bit_rows(kQuantization);
   const int row = static_cast<int>(block_index().x);
   if (row >= read_count(device_rows, num_rows)) return;

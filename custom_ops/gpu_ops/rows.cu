@@ -17,7 +17,6 @@ constexpr unsigned kMaxThreads = 256;
 template <bool kIsScatter>
 FD_KERNEL void copy_rows(In<Bytes16> source, In<int32_t> ids, Out<Bytes16> target, In<int32_t> device_rows,
                          int num_rows, int row_chunks, int source_chunks) {
-  begin_kernel();
   const int row = static_cast<int>(block_index().x);
   if (row >= read_count(device_rows, num_rows)) return;
   const int64_t id = ids.data[row];

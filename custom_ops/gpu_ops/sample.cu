@@ -60,7 +60,6 @@ FD_KERNEL void scan_slices(Out<float> logits, In<float> float_params, In<int64_t
                            In<int32_t> bias_ids, In<float> bias_values, In<int32_t> banned_ids, In<int32_t> mask_words,
                            Out<uint64_t> largest_keys, Out<uint64_t> best_keys, Out<float> drafts,
                            Out<int32_t> bin_counts, Out<uint64_t> bin_masses, In<int32_t> device_rows, Sizes sizes) {
-  begin_kernel();
   const Place at = place_of_block(sizes.num_slices);
   if (at.row >= read_count(device_rows, sizes.num_rows)) return;
   Shared& shared = shared_memory<Shared>();
@@ -99,7 +98,6 @@ FD_KERNEL void count_bins(Out<float> logits, In<float> float_params, In<int64_t>
                           In<int32_t> bias_ids, In<float> bias_values, In<int32_t> banned_ids, In<int32_t> mask_words,
                           In<uint64_t> largest_keys, Out<int32_t> bin_counts, Out<uint64_t> bin_masses,
                           In<int32_t> device_rows, Sizes sizes) {
-  begin_kernel();
   const Place at = place_of_block(sizes.num_slices);
   if (at.row >= read_count(device_rows, sizes.num_rows)) return;
   Shared& shared = shared_memory<Shared>();
@@ -142,7 +140,6 @@ FD_KERNEL void count_bins(Out<float> logits, In<float> float_params, In<int64_t>
 FD_KERNEL void find_ends(In<float> float_params, In<int64_t> int_params, In<uint64_t> largest_keys,
                          In<int32_t> bin_counts, In<uint64_t> bin_masses, Out<uint64_t> states, Out<int32_t> arrivals,
                          In<int32_t> device_rows, Sizes sizes) {
-  begin_kernel();
   const int row = static_cast<int>(block_index().x);
   if (row == 0 && thread_index() == 0) arrivals.data[0] = 0;  // of the blocks of `finish_rows`
   if (row >= read_count(device_rows, sizes.num_rows)) return;
@@ -206,7 +203,6 @@ FD_KERNEL void draw_slices(Out<float> logits, In<float> float_params, In<int64_t
                            In<uint64_t> states, Out<uint64_t> best_keys, Out<uint32_t> candidate_logits,
                            Out<uint16_t> candidate_places, Out<int32_t> candidate_counts, In<int32_t> device_rows,
                            Sizes sizes) {
-  begin_kernel();
   const Place at = place_of_block(sizes.num_slices);
   if (at.row >= read_count(device_rows, sizes.num_rows)) return;
   Shared& shared = shared_memory<Shared>();
@@ -254,7 +250,6 @@ FD_KERNEL void finish_rows(Out<float> logits, In<float> float_params, In<int64_t
                            Scratch<int32_t> survives, Out<int32_t> token_ids, Out<int32_t> statuses,
                            Out<uint8_t> draft_is_allowed, Out<int32_t> arrivals, In<int32_t> device_rows, Sizes sizes,
                            bool stop_at_rejections) {
-  begin_kernel();
   RowMemory& memory = shared_memory<RowMemory>();
   const int row = static_cast<int>(block_index().x), rows = read_count(device_rows, sizes.num_rows);
   if (row < rows) {

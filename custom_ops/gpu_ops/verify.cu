@@ -16,7 +16,6 @@ FD_KERNEL void verify_draft_tokens(fd::VerifyRule rule, In<int32_t> target, In<i
                                    In<uint8_t> draft_is_allowed, In<int32_t> first_row, In<int32_t> row_count,
                                    Out<int32_t> num_accepted, Out<int32_t> emitted, In<int32_t> device_seqs,
                                    int num_seqs) {
-  begin_kernel();
   const int request = static_cast<int>(block_index().x * block_size() + thread_index());
   if (request >= read_count(device_seqs, num_seqs)) return;
   const int64_t first = first_row.data[request];

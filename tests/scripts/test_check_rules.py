@@ -57,7 +57,6 @@ PLANTED_IN_KERNELS = {
     "std": ("float y = std::log2(x);", "'std::log2(' calls a math library"),
     "builtin of libm": ("float y = __builtin_fmaf(a, b, c);", "'__builtin_fmaf(' calls a math library"),
     "intrinsic": ("float y = __fdividef(a, b);", "'__fdividef' is for one compiler only"),
-    "beginning": ("FD_KERNEL void add(int n) { if (n == 0) return; }", "a kernel begins with begin_kernel"),
     "two texts": ("#ifdef __CUDACC__", "'__CUDACC__' is for one compiler only"),
     "atomic": ("atomicAdd(a, 1);", "'atomicAdd' is CUDA's"),
     "index": ("int i = threadIdx.x;", "'threadIdx' is CUDA's"),
