@@ -175,7 +175,7 @@ struct TileStage {
   Tile<kRows, kTileBytes> x;
 };
 
-// 64 x 64 outputs have more time to wait for memory than larger tiles, and less shared memory.
+// Tiles of 64 x 64 outputs wait for memory more often than larger ones, and need less shared memory.
 template <int kOutputs, int kRows>
 constexpr int kTileStages = kOutputs * kRows > 64 * 64 ? 3 : 4;
 
