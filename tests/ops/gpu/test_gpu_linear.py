@@ -134,14 +134,15 @@ def test_gpu_linear_of_many_outputs_has_the_bits_of_the_other_kernels(is_gated: 
         assert_same_bits(bits(narrow.run(few, range(rows))), want[:rows, :64], f"{rows} rows of few outputs")
 
 
-def test_gpu_linear_has_the_same_bits_with_three_stages_in_a_warp_and_with_eight() -> None:
-    many, few = Layer(9, 4104, 1096, out_dtype="float32"), Layer(9, 64, 1096, out_dtype="float32")
-    w = many.pack()
-    few.x[:] = many.x
-    first = PackedLinear(w.data[:64].contiguous(), None, w.in_features, 64, "bfloat16")
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_gpu_linear_of_many_warps_has_the_bits_of_the_other_kernels(is_gated: bool, out_dtype: str) -> None:
+    """With so many warps each has three stages under way, with fewer eight."""
+    layer = Layer(17, 2052 if is_gated else 4104, 1032, is_gated=is_gated, out_dtype=out_dtype)
+    w = layer.pack()
+    want = bits(layer.run(w))
     for rows in (1, 9):
-        got = bits(few.run(first, range(rows), has_checks=True))
-        assert_same_bits(got, bits(many.run(w, range(rows)))[:, :64], f"{rows} rows")
+        assert_same_bits(bits(layer.run(w, range(rows))), want[:rows], f"{rows} rows")
 
 
 def test_gpu_linear_takes_pieces_in_rounds_if_there_are_more_than_warps() -> None:
