@@ -5,10 +5,11 @@
 //   struct Stage { Tile<16, 128> weights; Tile<8, 128> rows; };      // in the kernel's struct of shared memory
 //   TilePipeline<Stage, 4, kThreads> pipeline(shared.stages);        // Stage stages[4]
 //   TileProduct<float, 1, 1> product;                                // sums of 16 x 8 outputs in registers
+//   Pipeline::Source<Tile<16, 128>> weights(...), ...;               // where the rows of a matrix lie
 //   pipeline.run(num_stages,
 //     [&](Stage& stage, int i) {                                     // issue: copies of stage i
-//       pipeline.copy(stage.weights, [&](int row, int chunk) { return ...; });  // address of 16 bytes, or null for
-//       zeros pipeline.copy(stage.rows, ...);
+//       weights.copy(stage.weights, 128 * i);
+//       rows.copy(stage.rows, 128 * i);
 //     },
 //     [&](Stage& stage, int i) { product.multiply<4>(stage.weights, 0, stage.rows, 0); });  // 4 steps of 32 bytes
 //
@@ -115,19 +116,6 @@ class TilePipeline {
     int64_t stride_, group_stride_;
     int num_rows_;
   };
-
-  // Copies a tile's first num_rows rows in `issue`, where they lie anew in each stage: source(row, chunk) is the
-  // address of 16 bytes in global memory, or null, which fills them with zeros.
-  template <class AnyTile, class Source>
-  FD_DEVICE static void copy(AnyTile& tile, Source source, int num_rows = AnyTile::kRows) {
-    constexpr int kChunks = AnyTile::kChunks;
-    FD_UNROLL
-    for (unsigned i = thread(); i < static_cast<unsigned>(num_rows) * kChunks; i += kThreads) {
-      const int row = static_cast<int>(i / kChunks), chunk = static_cast<int>(i % kChunks);
-      const void* from = source(row, chunk);
-      copy_async16(tile.chunk(row, chunk), from, from != nullptr);
-    }
-  }
 
   // The parts of `run`, for other loops. kStages - 1 stages are issued first; then each is waited for, the next one
   // issued into the stage that was released before (none if index >= count), and the stage used and released.

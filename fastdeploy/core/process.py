@@ -34,7 +34,7 @@ def is_stopped(process_id: int) -> bool:
             state = file.read().rpartition(b") ")[2][:1]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state in b"Tt"
+    return state in (b"T", b"t")
 
 
 def signal_main_thread(process_id: int, number: int) -> None:
@@ -55,6 +55,6 @@ def write_stacks_on_signal() -> None:
 
     The handler reads the frames of the other threads without the global lock. It is safe where no other thread runs
     Python code meanwhile: in the main thread of a process that runs or hangs. A stopped process that continues may
-    handle the signal in any thread while the main thread already runs, and such a process has crashed.
+    handle the signal in any thread while the main thread already runs, which has crashed engines.
     """
     faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)

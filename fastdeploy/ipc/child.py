@@ -98,8 +98,9 @@ class ChildProcess:
 
     def write_stacks(self) -> None:
         """Let a running process that hangs write the stacks of all its threads to its log."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended; `wait` reports that
-            signal_main_thread(self.process_id, STACKS_SIGNAL)
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):  # it ends at this moment; `wait` reports that
+                signal_main_thread(self.process_id, STACKS_SIGNAL)
 
     def terminate(self) -> None:
         """Send SIGTERM."""

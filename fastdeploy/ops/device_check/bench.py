@@ -23,7 +23,7 @@ from fastdeploy.ops.sampling import SamplingBatch, sample
 
 NUM_CALLS = 20  # in a row, between two waits
 NUM_RUNS = 3
-CACHE_BYTES = 128 << 20  # weights of together more than that are read in turn, so that no cache holds them
+CACHE_BYTES = 128 << 20  # weights of more bytes than these in all are read in turn, so that no cache holds them
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Case:
     """A call with what it must read, in bytes, and compute, in operations.
 
     Attributes:
-        call: with the number of the call and of rows; calls of different numbers may read different inputs.
+        call: with the number of the call; calls of different numbers may read different inputs.
         num_rows, num_seqs: of one call.
     """
 
     name: str
-    call: Callable[[int, int], None]
+    call: Callable[[int], None]
     num_rows: int
     num_seqs: int
     num_bytes: float
@@ -88,7 +88,7 @@ def _seconds(case: Case) -> float:
 
     def call_all(num_rows: int, num_seqs: int) -> None:
         for index in range(NUM_CALLS):
-            case.call(index, num_rows)
+            case.call(index)
 
     calls, best = backend.capture(call_all, case.num_rows, case.num_seqs), float("inf")
     for _ in range(1 + NUM_RUNS):
@@ -121,8 +121,8 @@ def _linear_case(size: int, quantization: str, bits: int, rows: int) -> Case:
     name = f"linear {quantization} {size} x {size}, {rows} rows"
     layers = list(islice(cycle(copies), NUM_CALLS))
 
-    def call(index: int, num_rows: int) -> None:
-        linear(x, layers[index], out, num_rows)
+    def call(index: int) -> None:
+        linear(x, layers[index], out, rows)
 
     return Case(name, call, rows, rows, weight_bytes + 4 * rows * size, 2 * rows * size**2)
 
@@ -138,7 +138,7 @@ def _attention_case(seqs: int, rows: int, positions: int) -> Case:
     out = paddle.zeros([rows * seqs, heads.num_heads * heads.head_dim], "bfloat16")
     num_visible = seqs * (rows * positions - rows * (rows - 1) / 2)  # positions of all new rows
 
-    def call(index: int, num_rows: int) -> None:
+    def call(index: int) -> None:
         if index == 0:
             batch.backend_state.clear()  # each run plans its work once, as a step does
         append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5)
@@ -155,7 +155,7 @@ def _sampling_case(sizes: Sizes, temperature: float) -> Case:
     batch.upload(rows)
     name = f"sample {rows} x {sizes.vocab}, temperature {temperature:g}"
 
-    def call(index: int, num_rows: int) -> None:
-        sample(logits, batch, num_rows)
+    def call(index: int) -> None:
+        sample(logits, batch, rows)
 
     return Case(name, call, rows, rows, 4 * rows * sizes.vocab)

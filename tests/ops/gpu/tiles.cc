@@ -19,20 +19,28 @@ struct Shared {
   Stage stages[kStages];
 };
 
+// Rows of `row_bytes` bytes, as a tile takes them.
+template <class Source, class T>
+FD_DEVICE Source rows_of(const T* matrix, int num_rows, int row_bytes) {
+  return Source(reinterpret_cast<const uint8_t*>(matrix) + Source::row() * row_bytes + Source::chunk() * 16, row_bytes,
+                num_rows);
+}
+
 // Each warp computes 16 rows of out[32, 16]. Rows of `row_bytes` bytes, filled up with zeros, a stage takes 128.
 template <class Sum>
 FD_KERNEL void plain(In<uint8_t> a, In<uint8_t> b, Out<Sum> out, int row_bytes, int num_columns) {
-  TilePipeline<Stage, kStages, kThreads> pipeline(shared_memory<Shared>().stages);
+  using Pipeline = TilePipeline<Stage, kStages, kThreads>;
+  using A = typename Pipeline::template Source<decltype(Stage::a)>;
+  using B = typename Pipeline::template Source<decltype(Stage::b)>;
+  const auto a_rows = rows_of<A>(a.data, 32, row_bytes);
+  const auto b_rows = rows_of<B>(b.data, num_columns, row_bytes);
+  Pipeline pipeline(shared_memory<Shared>().stages);
   TileProduct<Sum, 1, 2> product;
   const int first = static_cast<int>(warp_index()) * 16;
   pipeline.run((row_bytes + 127) / 128,
                [&](Stage& stage, int i) {
-                 const auto source = [&](const uint8_t* data, int row, int chunk, int num_rows) {
-                   const int column = i * 128 + chunk * 16;
-                   return row < num_rows && column < row_bytes ? data + row * row_bytes + column : nullptr;
-                 };
-                 pipeline.copy(stage.a, [&](int row, int chunk) { return source(a.data, row, chunk, 32); });
-                 pipeline.copy(stage.b, [&](int row, int chunk) { return source(b.data, row, chunk, num_columns); });
+                 a_rows.copy(stage.a, i * 128, i * 128 + A::chunk() * 16 < row_bytes);
+                 b_rows.copy(stage.b, i * 128, i * 128 + B::chunk() * 16 < row_bytes);
                },
                [&](Stage& stage, int) { product.template multiply<4>(stage.a, first, stage.b, 0); });
   for (int n = 0; n < 2; ++n)
@@ -42,13 +50,16 @@ FD_KERNEL void plain(In<uint8_t> a, In<uint8_t> b, Out<Sum> out, int row_bytes, 
 
 // Only the first eight columns, by one warp for 32 rows.
 FD_KERNEL void narrow(In<uint8_t> a, In<uint8_t> b, Out<float> out, int row_bytes) {
-  TilePipeline<Stage, 2, 32> pipeline(shared_memory<Shared>().stages);
+  using Pipeline = TilePipeline<Stage, 2, 32>;
+  const auto a_rows = rows_of<Pipeline::Source<decltype(Stage::a)>>(a.data, 32, row_bytes);
+  const auto b_rows = rows_of<Pipeline::Source<decltype(Stage::b)>>(b.data, 8, row_bytes);
+  Pipeline pipeline(shared_memory<Shared>().stages);
   TileProduct<float, 2, 1> product;
   pipeline.run(
       row_bytes / 128,
       [&](Stage& stage, int i) {
-        pipeline.copy(stage.a, [&](int row, int chunk) { return a.data + row * row_bytes + i * 128 + chunk * 16; });
-        pipeline.copy(stage.b, [&](int row, int chunk) { return b.data + row * row_bytes + i * 128 + chunk * 16; }, 8);
+        a_rows.copy(stage.a, i * 128);
+        b_rows.copy(stage.b, i * 128);
       },
       [&](Stage& stage, int) { product.multiply<4>(stage.a, 0, stage.b, 0); });
   for (int m = 0; m < 2; ++m)
@@ -66,13 +77,16 @@ struct TransposedShared {
 // out[16, 16] = a^T b for a and b [16 steps, 64], of which the first 16 columns are used.
 FD_KERNEL void transposed(In<uint16_t> a, In<uint16_t> b, Out<float> out, int steps) {
   using Product = TileProduct<float, 1, 2>;
-  TilePipeline<TransposedStage, 2, 32> pipeline(shared_memory<TransposedShared>().stages);
+  using Pipeline = TilePipeline<TransposedStage, 2, 32>;
+  using Rows = Pipeline::Source<Tile<16, 128>>;
+  const auto a_rows = rows_of<Rows>(a.data, 16, 128), b_rows = rows_of<Rows>(b.data, 16, 128);
+  Pipeline pipeline(shared_memory<TransposedShared>().stages);
   Product product;
   pipeline.run(
       steps,
       [&](TransposedStage& stage, int i) {
-        pipeline.copy(stage.a, [&](int row, int chunk) { return a.data + (i * 16 + row) * 64 + chunk * 8; });
-        pipeline.copy(stage.b, [&](int row, int chunk) { return b.data + (i * 16 + row) * 64 + chunk * 8; });
+        a_rows.copy(stage.a, i * 16 * 128);
+        b_rows.copy(stage.b, i * 16 * 128);
       },
       [&](TransposedStage& stage, int) {
         Product::B first, second;
