@@ -91,6 +91,15 @@ class ServerConfig:
         bool, switch(help="accept fields of bodies that the server does not know; each name is logged once")
     ] = False
     chat_template: Annotated[str, text(help="chat template, or its file (default: the tokenizer's)")] = ""
+    chat_template_content_format: Annotated[
+        str,
+        choice(
+            "auto",
+            "string",
+            "openai",
+            help="contents for the chat template: texts (string), lists of parts (openai), or as it reads them",
+        ),
+    ] = "auto"
     tool_call_parser: Annotated[
         str,
         choice(

@@ -92,6 +92,10 @@ class ContextLengthError(InvalidRequestError):
     """A prompt that is too long for the context (HTTP 400, code context_length_exceeded)."""
 
 
+class TemplateLimitError(InvalidRequestError):
+    """A chat template takes too much time or memory, or prints too much (HTTP 400)."""
+
+
 class QueueFullError(FastDeployError):
     """The maximum number of requests is waiting already (HTTP 429)."""
 

@@ -1,31 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates: Jinja in a sandbox, with the helper functions that published templates use."""
+"""The chat templates of a tokenizer: which one is used, and what it makes of a conversation."""
 
 from __future__ import annotations
 
-import json
+import logging
 import re
-import resource
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from functools import lru_cache, partial
-from typing import Any
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from functools import partial
+from threading import Lock
+from typing import Any, Protocol
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.json_types import check_unicode, parse_json, replace_surrogates, shorten
+from fastdeploy.core.json_types import check_unicode, shorten
+from fastdeploy.detokenize.message_shapes import NO_TOOLS, ToolsAsText, shape_messages, with_text
 from fastdeploy.detokenize.messages import ROLES
-from fastdeploy.detokenize.null_content import compares_content_with_none
-from fastdeploy.detokenize.template_text import constant_text
+from fastdeploy.detokenize.template_probes import TemplateTraits
+from fastdeploy.detokenize.template_renderer import MAX_OUTPUT_LENGTH, Messages, render_template, template_traits
 
-Messages = Sequence[Mapping[str, Any]]
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 
 
@@ -34,11 +27,14 @@ class Conversation:
     """The input of a template.
 
     Attributes:
-        messages: mappings with `role` and `content`, which is text, or None for a message that has none.
+        messages: as `check_messages` returns them.
         add_generation_prompt: end with the start of the assistant's message.
         continue_final_message: end within the last message, which the output continues.
         tools: function definitions in OpenAI's format; None for none.
         variables: further variables of the template.
+        tools_as_text: tools, calls and results that the template does not print.
+        content_format: the form of contents: a key of `CONTENT_FORMATS`.
+        is_sent_as_given: the template gets the messages as they are, as in transformers.
     """
 
     messages: Messages
@@ -46,26 +42,51 @@ class Conversation:
     continue_final_message: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    tools_as_text: ToolsAsText = NO_TOOLS
+    content_format: str = "auto"
+    is_sent_as_given: bool = False
 
 
-Render = Callable[[str, Messages, Mapping[str, Any], int], str]
-"""`render_template`, or a function with these parameters that runs it in another process."""
-Run = Callable[[Messages, Mapping[str, Any], int], str]
-"""The same for one template."""
+class Renderer(Protocol):
+    """Runs templates: this process, or another one."""
 
-MAX_CPU_S = 2.0  # for rendering one conversation
-MAX_OUTPUT_LENGTH = 2**24  # characters, for callers without a limit of their own
-MAX_ERROR_LENGTH = 500  # characters
-PIECES_PER_CHECK = 1024  # of the processor time; a piece is what one expression of the template prints
+    def render(self, template: str, messages: Messages, variables: Mapping[str, Any], max_length: int) -> str:
+        """See `render_template`."""
+
+    def probe(self, template: str, special_tokens: Mapping[str, str]) -> TemplateTraits:
+        """See `template_traits`."""
+
+
+class LocalRenderer:
+    """Runs templates in this process."""
+
+    def render(self, template: str, messages: Messages, variables: Mapping[str, Any], max_length: int) -> str:
+        """See `render_template`."""
+        return render_template(template, messages, variables, max_length)
+
+    def probe(self, template: str, special_tokens: Mapping[str, str]) -> TemplateTraits:
+        """See `template_traits`."""
+        return template_traits(template, special_tokens)
+
+
+Run = Callable[[Messages, int], str]
+"""Renders messages with the template and the variables of a conversation, up to a number of characters."""
+
+LOCAL_RENDERER = LocalRenderer()
+MAX_CACHED_TRAITS = 16  # templates
+MAX_SEARCHES = 8  # for texts of messages in a whole prompt, before they are searched by marks
+logger = logging.getLogger("fastdeploy.server")
 
 
 class ChatTemplates:
-    """The templates of a tokenizer, by name."""
+    """The templates of a tokenizer, by name. Thread-safe."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """Keep templates by name (`default`, `tool_use`, ...) and special tokens by name (`bos_token`, ...)."""
         self.templates = dict(templates)
         self._special_tokens = special_tokens
+        self._traits: dict[str, TemplateTraits] = {}
+        self._lock = Lock()
 
     def select(self, template: str | None, has_tools: bool) -> str:
         """Return `template`, or the template of that name; for None, the one for conversations with or without tools.
@@ -83,216 +104,127 @@ class ChatTemplates:
             )
         return template
 
+    def traits(self, template: str, renderer: Renderer = LOCAL_RENDERER) -> TemplateTraits:
+        """Return what a template prints, which is found once and logged if it does not take all messages.
+
+        Raises:
+            InvalidRequestError: the template cannot be compiled, or exceeds a limit.
+        """
+        with self._lock:
+            known = self._traits.get(template)
+        if known is not None:
+            return known
+        traits = renderer.probe(template, self._special_tokens)
+        if traits.description:
+            logger.info("the chat template %s %s", self._shown_name(template), traits.description)
+        with self._lock:
+            if len(self._traits) >= MAX_CACHED_TRAITS:
+                del self._traits[next(iter(self._traits))]
+            self._traits[template] = traits
+        return traits
+
     def render(
         self,
         conversation: Conversation,
         template: str,
-        render: Render | None = None,
+        renderer: Renderer = LOCAL_RENDERER,
         max_length: int = MAX_OUTPUT_LENGTH,
     ) -> str:
         """Return the text of the prompt.
 
         Args:
-            render: function that renders the template; by default, `render_template`.
             max_length: maximum length of the text, in characters.
 
         Raises:
-            InvalidRequestError: the template cannot be compiled, rejects the messages, leaves out one of a role that
-                it does not know, or fails, or the text is too long or not valid Unicode.
+            InvalidRequestError: the template cannot be compiled, rejects the messages, leaves out the text of one that
+                is not the assistant's, or fails, or the text is too long or not valid Unicode.
         """
         variables = {**self._special_tokens, **conversation.variables, "tools": conversation.tools}
         variables["add_generation_prompt"] = conversation.add_generation_prompt
-        run = partial(render or render_template, template)
+        shape = self._shape(conversation, template, renderer)
+
+        def run(messages: Messages, limit: int) -> str:
+            return renderer.render(template, shape(messages), variables, limit)
+
+        messages = conversation.messages
         if conversation.continue_final_message:
-            text = _render_continued(run, conversation.messages, variables, max_length)
+            text = _render_continued(run, messages, max_length)
         else:
-            text = run(conversation.messages, variables, max_length)
+            text = run(messages, max_length)
         check_unicode("messages", text)  # a template can write parts of characters
-        self._check_roles(template, run, conversation.messages, variables, max_length)
+        self._check_texts(text, template, run, conversation, max_length)
         return text
 
-    def _check_roles(
-        self, template: str, run: Run, messages: Messages, variables: Mapping[str, Any], max_length: int
-    ) -> None:
-        """Raise InvalidRequestError if the template leaves out the text of a message whose role is not in `ROLES`.
+    def _shape(
+        self, conversation: Conversation, template: str, renderer: Renderer
+    ) -> Callable[[Messages], Sequence[Mapping[str, Any]]]:
+        """Return the function that brings messages into the form that the template prints."""
+        if conversation.is_sent_as_given:
+            return list
+        return partial(
+            shape_messages,
+            traits=self.traits(template, renderer),
+            tools=conversation.tools_as_text,
+            content_format=conversation.content_format,
+        )
 
-        The conversation is rendered with a marker at the end of each such text: the texts alone could be in the prompt
-        by chance, or be there with escapes.
+    def _check_texts(self, text: str, template: str, run: Run, conversation: Conversation, max_length: int) -> None:
+        """Raise InvalidRequestError if the prompt lacks the text of a message that is not the assistant's.
+
+        Texts are searched first. If one is not found, which may be written with escapes, the conversation is rendered
+        once more, with a mark at the end of each text. Messages of roles that are not in `ROLES` always have marks,
+        because their text could be in the prompt by chance.
         """
+        messages = conversation.messages
         others = {i for i, message in enumerate(messages) if message.get("role") not in ROLES}
-        if not others:
+        known = () if conversation.is_sent_as_given else ("system", "developer", "user", "tool")
+        expected = {i for i, message in enumerate(messages) if message.get("role") in known}
+        if not others and _has_texts(text, [messages[i] for i in sorted(expected)]):
             return
-        mark = f"end of {secrets.token_hex(8)} "
-        marked = [_with_text(message, f"{mark}{i};") if i in others else message for i, message in enumerate(messages)]
-        num_added = sum(len(f"{mark}{i};") for i in others)
-        text = run(marked, variables, max_length + num_added)
-        missing = others - {int(index) for index in re.findall(f"{mark}([0-9]+);", text)}
+        missing = _find_missing(run, messages, others | expected, max_length)
         if missing:
             i = min(missing)
-            name = next((name for name in self.templates if self.templates[name] == template), template)
             role = shorten(messages[i].get("role"))
+            hint = "; send them as system or user" if i in others else ""
             raise InvalidRequestError(
                 f"messages[{i}].role",
-                f"the chat template {shorten(name)} leaves out messages of role {role}; send them as system or user",
+                f"the chat template {self._shown_name(template)} leaves out messages of role {role}{hint}",
             )
 
+    def _shown_name(self, template: str) -> str:
+        return shorten(next((name for name in self.templates if self.templates[name] == template), template))
 
-def _render_continued(run: Run, messages: Messages, variables: Mapping[str, Any], max_length: int) -> str:
+
+def _has_texts(prompt: str, messages: Messages) -> bool:
+    """Return whether the texts of messages are found in a prompt, where most of them are in their order."""
+    place, num_searches = 0, 1
+    for message in messages:
+        content = message.get("content")
+        for piece in (content,) if isinstance(content, str) else tuple(part["text"] for part in content or ()):
+            found = prompt.find(piece.strip(), place)
+            if found < 0:
+                num_searches += 1
+                found = prompt.find(piece.strip()) if num_searches <= MAX_SEARCHES else -1
+            if found < 0:
+                return False
+            place = found + len(piece.strip())
+    return True
+
+
+def _find_missing(run: Run, messages: Messages, indexes: Collection[int], max_length: int) -> set[int]:
+    """Return which of some messages are missing in the prompt, by marks at the end of their texts."""
+    mark = f"end of {secrets.token_hex(8)} "
+    marked = [with_text(message, f"{mark}{i};") if i in indexes else message for i, message in enumerate(messages)]
+    num_added = sum(len(f"{mark}{i};") for i in indexes)
+    text = run(marked, max_length + num_added)
+    return set(indexes) - {int(index) for index in re.findall(f"{mark}([0-9]+);", text)}
+
+
+def _render_continued(run: Run, messages: Messages, max_length: int) -> str:
     """Return the text up to the end of the last message's content."""
     marker = f"<continue {secrets.token_hex(8)}>"
-    marked = [*messages[:-1], _with_text(messages[-1], marker)]
-    text, separator, _ = run(marked, variables, max_length + len(marker)).partition(marker)
+    marked = [*messages[:-1], with_text(messages[-1], marker)]
+    text, separator, _ = run(marked, max_length + len(marker)).partition(marker)
     if not separator:
         raise InvalidRequestError("continue_final_message", "the chat template omits the last message's content")
     return text
-
-
-def _with_text(message: Mapping[str, Any], text: str) -> Mapping[str, Any]:
-    """Append a text to the content of a message."""
-    return {**message, "content": (message.get("content") or "") + text}
-
-
-def render_template(
-    template: str, messages: Messages, variables: Mapping[str, Any], max_length: int = MAX_OUTPUT_LENGTH
-) -> str:
-    """Compile a template, unless it is in the cache, and render it.
-
-    Raises:
-        InvalidRequestError: as `ChatTemplates.render`, or rendering takes more than `MAX_CPU_S` of processor time.
-    """
-    compiled = _compile(template)
-    no_content = None if compiled.compares_content_with_none else ""
-    values = {**variables, "messages": [_for_template(message, no_content) for message in messages]}
-    try:
-        return _join(compiled.template.generate(values), max_length)
-    except (InvalidRequestError, MemoryError):
-        raise
-    except jinja2.TemplateError as error:
-        raise InvalidRequestError("messages", f"the chat template rejects them: {_message(error)}") from error
-    except Exception as error:  # a template can raise any
-        raise InvalidRequestError("messages", f"the chat template fails on them: {_message(error)}") from error
-
-
-def _join(pieces: Iterable[str], max_length: int) -> str:
-    """Return the text of the pieces that a template prints; stop it when it exceeds a limit."""
-    length, begin_s = 0, _cpu_time_s()
-    text: list[str] = []
-    for piece in pieces:
-        text.append(piece)
-        length += len(piece)
-        if length > max_length:
-            raise InvalidRequestError("messages", f"the chat template renders more than {max_length} characters")
-        if len(text) % PIECES_PER_CHECK == 0 and _cpu_time_s() - begin_s > MAX_CPU_S:
-            raise InvalidRequestError("messages", f"rendering them takes more than {MAX_CPU_S:g} s of processor time")
-    return "".join(text)
-
-
-def _cpu_time_s() -> float:
-    """Return the processor time of this thread."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_utime
-
-
-def _message(error: Exception) -> str:
-    """Return the message of an error in a template, which can have any length and any values in it."""
-    try:
-        return replace_surrogates(str(error)[:MAX_ERROR_LENGTH])
-    except RecursionError:
-        return type(error).__name__
-
-
-def check_template(template: str) -> None:
-    """Raise InvalidRequestError if `template` cannot be compiled."""
-    _compile(template)
-
-
-def template_constants(template: str) -> str:
-    """Return the constants that a template can print: see `constant_text`.
-
-    Raises:
-        InvalidRequestError: the template cannot be compiled.
-    """
-    return _compile(template).constants
-
-
-class Arguments(dict[str, Any]):
-    """The arguments of a call, both as a mapping and as JSON text, because templates expect one or the other."""
-
-    def __init__(self, text: str, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __add__(self, text: str) -> str:
-        return self._text + text
-
-    def __radd__(self, text: str) -> str:
-        return text + self._text
-
-
-def _for_template(message: Mapping[str, Any], no_content: str | None) -> Mapping[str, Any]:
-    """Return a message whose calls have `Arguments`, and with `no_content` in place of a content that is None."""
-    if message.get("content", "") is None:
-        message = {**message, "content": no_content}
-    if not message.get("tool_calls"):
-        return message
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}
-
-
-def _arguments(text: str) -> Arguments | str:
-    try:
-        values = parse_json("arguments", text)
-    except InvalidRequestError:
-        return text  # an incomplete call
-    return Arguments(text, values) if isinstance(values, dict) else text
-
-
-class _GenerationTag(Extension):
-    """Renders the content of `{% generation %}...{% endgeneration %}`, which marks spans for training."""
-
-    tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
-
-
-@dataclass(frozen=True)
-class _CompiledTemplate:
-    template: jinja2.Template
-    compares_content_with_none: bool
-    constants: str
-
-
-@lru_cache(maxsize=16)
-def _compile(template: str) -> _CompiledTemplate:
-    try:
-        tree = _environment().parse(template)
-        compares, constants = compares_content_with_none(tree), constant_text(tree)
-        return _CompiledTemplate(_environment().from_string(tree), compares, constants)
-    except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
-        raise InvalidRequestError("chat_template", f"cannot be compiled: {_message(error)}") from error
-
-
-@lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -28,10 +28,11 @@ FUNCTION_NAME = re.compile("[a-zA-Z0-9_-]{1,128}")
 
 
 def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the messages as templates expect them: contents are text, developer becomes system, nulls are dropped.
+    """Return the messages with contents that are a text or a list of text parts; nulls are dropped.
 
     An assistant's content may be missing, and is None then. Its reasoning has both names, `reasoning` and
-    `reasoning_content`. Unknown keys are kept, because the template may use them.
+    `reasoning_content`. Unknown keys are kept, because the template may use them. `shape_messages` makes of this what a
+    template reads.
 
     Raises:
         InvalidRequestError: a message is invalid; the field is `messages[i].KEY`, or `messages` if there are too many.
@@ -81,7 +82,6 @@ def _message(field: str, message: Any) -> dict[str, Any]:
     if (calls := result.pop("tool_calls", None)) not in (None, []):
         result["tool_calls"] = _calls(f"{field}.tool_calls", role, calls)
     result["content"] = _content(f"{field}.content", result)
-    result["role"] = "system" if role == "developer" else role
     return result
 
 
@@ -101,36 +101,34 @@ def _add_reasoning(field: str, message: dict[str, Any]) -> None:
     message.update(dict.fromkeys(REASONING_KEYS, texts.pop()))
 
 
-def _content(field: str, message: Mapping[str, Any]) -> str | None:
-    """Return the content of a message as text; None for an assistant's message without content."""
+def _content(field: str, message: Mapping[str, Any]) -> str | list[dict[str, Any]] | None:
+    """Return the content of a message; None for an assistant's message without content."""
     content, role = message.get("content"), message["role"]
     if content is None and role == "assistant":
         return message["refusal"] if isinstance(message.get("refusal"), str) else None
     if isinstance(content, Mapping) and role == "tool":
         return json.dumps(content, ensure_ascii=False)
-    return _text(field, content, ("text", "refusal") if role == "assistant" else ("text",))
-
-
-def _text(field: str, content: Any, kinds: Sequence[str]) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidRequestError(field, f"expected text or a list of text parts, got {shorten(content)}")
-    texts = []
-    for part in content:
-        if isinstance(part, str):  # vLLM takes such parts, too
-            texts.append(part)
-            continue
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in kinds:
-            got = f"type {shorten(kind)}" if kind else shorten(part)
-            raise InvalidRequestError(
-                field, f"expected parts of type {' or '.join(kinds)}, got {got}: this server supports text only"
-            )
-        if not isinstance(part.get(kind), str):
-            raise InvalidRequestError(field, f"expected a text as {kind} of a part, got {shorten(part.get(kind))}")
-        texts.append(part[kind])
-    return "\n".join(texts)
+    kinds = ("text", "refusal") if role == "assistant" else ("text",)
+    return [_part(field, part, kinds) for part in content]
+
+
+def _part(field: str, part: Any, kinds: Sequence[str]) -> dict[str, Any]:
+    """Return a part of a content as a text part."""
+    if isinstance(part, str):  # vLLM takes such parts, too
+        return {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in kinds:
+        got = f"type {shorten(kind)}" if kind else shorten(part)
+        raise InvalidRequestError(
+            field, f"expected parts of type {' or '.join(kinds)}, got {got}: this server supports text only"
+        )
+    if not isinstance(part.get(kind), str):
+        raise InvalidRequestError(field, f"expected a text as {kind} of a part, got {shorten(part.get(kind))}")
+    return {**part, "type": "text", "text": part[kind]}
 
 
 def _calls(field: str, role: str, calls: Any) -> list[dict[str, Any]]:

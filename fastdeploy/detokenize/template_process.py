@@ -2,7 +2,7 @@
 """Renders the templates of requests in a child process with limits of time and memory.
 
 Jinja's sandbox restricts what a template can access, but nested loops could run for days, and `'x' * 10**10` could
-take all memory. The process reads one JSON line per template and answers with one line.
+take all memory. The process reads one line of JSON per command and answers with one line.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastdeploy.core.child_command import child_command, child_environment
-from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.errors import InvalidRequestError, TemplateLimitError
 from fastdeploy.core.json_types import check_json, check_unicode
-from fastdeploy.detokenize.chat_template import MAX_CPU_S, MAX_OUTPUT_LENGTH, Messages, render_template
+from fastdeploy.detokenize.template_probes import TemplateTraits
+from fastdeploy.detokenize.template_renderer import (
+    MAX_CPU_S,
+    MAX_OUTPUT_LENGTH,
+    Messages,
+    render_template,
+    template_traits,
+)
 
 MAX_MEMORY_BYTES = 512 * 2**20
 MAX_INPUT_LENGTH = 2**22  # characters of JSON
@@ -43,14 +50,26 @@ class TemplateProcess:
         Raises:
             InvalidRequestError: as `render_template`, or a limit was exceeded.
         """
+        check_json("messages", [messages, variables], MAX_INPUT_LENGTH)
+        return str(self._answer("render", template, messages, variables, max_length))
+
+    def probe(self, template: str, special_tokens: Mapping[str, str]) -> TemplateTraits:
+        """Return what a template prints, within the limits.
+
+        Raises:
+            InvalidRequestError: as `template_traits`, or a limit was exceeded.
+        """
+        return TemplateTraits.from_dict(self._answer("probe", template, special_tokens))
+
+    def _answer(self, command: str, template: str, *arguments: Any) -> Any:
         if len(template) > MAX_TEMPLATE_LENGTH:
             raise InvalidRequestError("chat_template", f"expected at most {MAX_TEMPLATE_LENGTH} characters")
         check_unicode("chat_template", template)
-        check_json("messages", [messages, variables], MAX_INPUT_LENGTH)
-        answer = self._exchange(json.dumps([template, messages, variables, max_length]).encode() + b"\n")
-        if "text" in answer:
-            return str(answer["text"])
-        raise InvalidRequestError(answer["field"], answer["message"])
+        answer = self._exchange(json.dumps([command, template, *arguments]).encode() + b"\n")
+        if "result" in answer:
+            return answer["result"]
+        error = TemplateLimitError if answer["is_limit"] else InvalidRequestError
+        raise error(answer["field"], answer["message"])
 
     def close(self) -> None:
         """Kill the process if it runs."""
@@ -59,7 +78,7 @@ class TemplateProcess:
             self._process.communicate()
             self._process = None
 
-    def _exchange(self, line: bytes) -> dict[str, str]:
+    def _exchange(self, line: bytes) -> dict[str, Any]:
         if self._process is None:
             self._process = _start()
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -75,6 +94,7 @@ class TemplateProcess:
         return {
             "field": "chat_template",
             "message": f"rendering takes more than {MAX_CPU_S:g} s of processor time or {MAX_MEMORY_BYTES >> 20} MiB",
+            "is_limit": True,
         }
 
 
@@ -104,12 +124,14 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _answer(line: bytes) -> dict[str, str]:
+def _answer(line: bytes) -> dict[str, Any]:
+    command, template, *arguments = json.loads(line)
     try:
-        text = render_template(*json.loads(line))
+        if command == "probe":
+            return {"result": template_traits(template, *arguments).to_dict()}
+        return {"result": render_template(template, *arguments)}
     except InvalidRequestError as error:
-        return {"field": error.field, "message": error.message}
-    return {"text": text}
+        return {"field": error.field, "message": error.message, "is_limit": isinstance(error, TemplateLimitError)}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,11 @@ def constant_text(template: nodes.Template) -> str:
     return text
 
 
+def has_constant(template: nodes.Template, value: str) -> bool:
+    """Return whether a text is one of the constants in the expressions of a template."""
+    return any(constant.value == value for constant in template.find_all(nodes.Const))
+
+
 def _text(node: nodes.Node) -> str:
     match node:
         case nodes.TemplateData():

@@ -198,7 +198,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """Render a conversation as the text of a prompt.
+        """Render a conversation as the text of a prompt; the template gets the messages as they are.
 
         Args:
             messages: mappings with `role` and `content`.
@@ -211,7 +211,9 @@ class Tokenizer:
         Raises:
             InvalidRequestError: there is no template, or it rejects the messages.
         """
-        conversation = Conversation(messages, add_generation_prompt, continue_final_message, tools, kwargs)
+        conversation = Conversation(
+            messages, add_generation_prompt, continue_final_message, tools, kwargs, is_sent_as_given=True
+        )
         return self.chat_templates.render(conversation, self.chat_templates.select(chat_template, bool(tools)))
 
 

@@ -21,12 +21,17 @@ from fastdeploy.core.outputs import RequestOutput, TokenDelta
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import PRIORITIES, SamplingParams
+from fastdeploy.core.tool_formats import AUTO
+from fastdeploy.detokenize.chat_template import Conversation
+from fastdeploy.detokenize.message_shapes import CONTENT_FORMATS
 from fastdeploy.detokenize.messages import check_messages, check_tools
 from fastdeploy.detokenize.preprocess import RequestLimits, build_request, check_num_alternatives, check_num_logprobs
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.entrypoints.offline_results import RequestState
 from fastdeploy.entrypoints.offline_tokenizer import OfflineTokenizer
+from fastdeploy.entrypoints.openai.tool_parser_choice import choose_tool_parser
+from fastdeploy.entrypoints.openai.tools_as_text import tools_as_text
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.metrics.offline_metrics import OfflineMetrics
 from fastdeploy.metrics.reader import Metric
@@ -127,6 +132,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
         priority: Sequence[int] | None = None,
+        chat_template_content_format: str = "auto",
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Generate the next message of one conversation or of a list of conversations, with a chat template.
 
@@ -137,26 +143,31 @@ class LLM:
                 `continue_final_message` is set.
             chat_template_kwargs: further variables of the template.
             chat_template: a template, or the name of one of the tokenizer's.
-            tools: function definitions in OpenAI's format, for the template; calls remain text in the result.
+            tools: function definitions in OpenAI's format, for the template, or for the system message if the template
+                shows none; calls remain text in the result.
             continue_final_message: continue the last message instead of starting a new one.
+            chat_template_content_format: give the template the content of messages as a text (`string`), as a list of
+                parts (`openai`), or as it reads it (`auto`).
 
         Raises:
             InvalidRequestError: a message, tool or template is invalid; no request has been started.
         """
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        if chat_template_content_format not in CONTENT_FORMATS:
+            expected = f"expected one of {', '.join(CONTENT_FORMATS)}, got {shorten(chat_template_content_format)}"
+            raise InvalidRequestError("chat_template_content_format", expected)
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
-        prompts = [
-            self.tokenizer.apply_chat_template(
-                check_messages(conversation),
-                add_generation_prompt=add_generation_prompt,
-                chat_template=self._chat_template if chat_template is None else chat_template,
-                tools=check_tools(tools) if tools else None,
-                continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
-            )
-            for conversation in conversations
-        ]
+        render = partial(
+            self._render,
+            tools=check_tools(tools) if tools else [],
+            chat_template=self._chat_template if chat_template is None else chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=chat_template_kwargs or {},
+            content_format=chat_template_content_format,
+        )
+        prompts = [render(check_messages(conversation)) for conversation in conversations]
         params = self._expand_params(prompts, sampling_params)
         requests = [
             self._make_request({"prompt": prompt, "add_special_tokens": False}, p) for prompt, p in zip(prompts, params)
@@ -190,6 +201,31 @@ class LLM:
         if len(params) != len(prompts):
             raise InvalidRequestError("sampling_params", f"expected one object or {len(prompts)}, got {len(params)}")
         return list(params)
+
+    def _render(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]],
+        chat_template: str | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+        content_format: str,
+    ) -> str:
+        """Return the text of the prompt of a conversation, whose messages and tools have been checked."""
+        templates = self.tokenizer.chat_templates
+        template = templates.select(chat_template, bool(tools))
+        choice = choose_tool_parser(AUTO, templates.traits(template))
+        conversation = Conversation(
+            messages,
+            add_generation_prompt,
+            continue_final_message,
+            (tools or None) if choice.shows_tools else None,
+            variables,
+            tools_as_text(choice, tools),
+            content_format,
+        )
+        return templates.render(conversation, template)
 
     def _make_request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
         fields = _prompt_fields(prompt)

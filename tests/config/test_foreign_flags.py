@@ -155,11 +155,6 @@ def test_the_short_names_of_vllm_are_known() -> None:
         ("--load-format gguf", "--load-format gguf: only safetensors files are read"),
         ("--dtype half", "--dtype half: is not available; take bfloat16 or float32"),
         ("--dtype float16", "--dtype float16: is not available; take bfloat16 or float32"),
-        (
-            "--chat-template-content-format openai",
-            "--chat-template-content-format openai: chat templates get the content of messages as a string; take auto "
-            "or string",
-        ),
         ("--tokenizer-mode slow", "--tokenizer-mode slow: there is one kind of tokenizer; take auto"),
         ("--tokenizer-mode mistral", "--tokenizer-mode mistral: there is one kind of tokenizer; take auto"),
         *(

@@ -59,10 +59,10 @@ def render(template: str, messages: list[dict[str, Any]], **options: Any) -> str
 
 
 def test_template_reads_tools_special_tokens_and_variables() -> None:
-    template = "{{ tools[0].function.name }} {{ eos_token }} {{ enable_thinking }} {{ tools | tojson }}"
-    text = render(template, [USER], tools=[TOOL], variables={"enable_thinking": False})
-    assert text.startswith('now </s> False [{"type": "function"')
-    assert render("{{ tools is none }}", [USER]) == "True"
+    template = "{{ messages[0].content }} {{ tools[0].function.name }} {{ eos_token }} {{ enable_thinking }} "
+    text = render(template + "{{ tools | tojson }}", [USER], tools=[TOOL], variables={"enable_thinking": False})
+    assert text.startswith('hi now </s> False [{"type": "function"')
+    assert render("{{ messages[0].content }} {{ tools is none }}", [USER]) == "hi True"
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,26 @@ def test_arguments_of_earlier_calls_can_be_read_as_mapping_or_as_text(template: 
     assert render("{% set call = messages[0].tool_calls[0].function %}" + template, [message]) == '{"a": 1}'
 
 
-def test_arguments_that_are_not_an_object_remain_text() -> None:
-    calls = [{"type": "function", "function": {"name": "f", "arguments": '{"a": '}}]
+@pytest.mark.parametrize("text", ['{"a": ', "Beijing", "[1]", "3", "null", '"text"', "", "{'a': 1}", "{}}"])
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ a }}", "{}"),
+        ("{{ a | tojson }}", "{}"),
+        ("{{ a if a is string else a | tojson }}", "{}"),
+        ("{{ '' + a }}", "{}"),
+        ("{{ a ~ '' }}", "{}"),
+        ("{% for key, value in a.items() %}<{{ key }}>{{ value }}{% endfor %}", "<arguments>{}"),
+        ("{% for key in a %}<{{ key }}>{{ a[key] }}{% endfor %}", "<arguments>{}"),
+        ("{% for key, value in a | dictsort %}<{{ key }}>{{ value }}{% endfor %}", "<arguments>{}"),
+        ("{{ a is mapping }}", "True"),
+    ],
+)
+def test_arguments_that_are_no_object_are_printed_as_they_were_sent(template: str, expected: str, text: str) -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": text}}]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
-    assert render("{{ messages[0].tool_calls[0].function.arguments }}", [message]) == '{"a": '
+    source = "{% set a = messages[0].tool_calls[0].function.arguments %}" + template
+    assert render(source, [message]) == expected.format(text)
 
 
 def test_continued_message_ends_the_prompt_with_its_last_character() -> None:
@@ -101,11 +117,11 @@ def test_continued_message_ends_the_prompt_with_its_last_character() -> None:
 def test_process_renders_as_this_process_does(process: TemplateProcess) -> None:
     conversation = Conversation([USER, {"role": "assistant", "content": "é🙂\n"}], variables={"a": [1, None]})
     template = TRIMMING + "{{ a }} {{ eos_token }}"
-    assert TEMPLATES.render(conversation, template, process.render) == TEMPLATES.render(conversation, template)
+    assert TEMPLATES.render(conversation, template, process) == TEMPLATES.render(conversation, template)
     with pytest.raises(InvalidRequestError, match="chat_template: cannot be compiled"):
-        TEMPLATES.render(conversation, "{% if %}", process.render)
+        TEMPLATES.render(conversation, "{% if %}", process)
     with pytest.raises(InvalidRequestError, match="messages: the chat template rejects them: no"):
-        TEMPLATES.render(conversation, "{{ raise_exception('no') }}", process.render)
+        TEMPLATES.render(conversation, "{{ raise_exception('no') }}", process)
 
 
 HOSTILE = {

@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import json_type
-from fastdeploy.detokenize import chat_template
-from fastdeploy.detokenize.chat_template import ChatTemplates, Conversation, render_template
+from fastdeploy.detokenize import template_renderer
+from fastdeploy.detokenize.chat_template import LOCAL_RENDERER, ChatTemplates, Conversation
 from fastdeploy.detokenize.messages import check_messages, check_tools
 from fastdeploy.detokenize.template_process import TemplateProcess
+from fastdeploy.detokenize.template_renderer import render_template
 from tests.core.test_json_types import nested
 from tests.detokenize.tokenizers_for_tests import CHAT_TEMPLATE
 
 USER = {"role": "user", "content": "hi"}
-LOOPS = "{% for i in range(300) %}{% for j in range(300) %}{{ 'x' }}{% endfor %}{% endfor %}"
+LOOPS = "{% for i in range(300) %}{% for j in range(300) %}{{ 'x' }}{% endfor %}{% endfor %}{{ messages[0].content }}"
 
 
 def refused(check: Any, value: Any) -> str:
@@ -37,7 +37,7 @@ def test_conversation_has_at_most_16384_messages_parts_and_calls() -> None:
     error = "messages: at most 16384 messages, parts and tool calls in all, got"
     assert refused(check_messages, [USER] * 16385) == f"{error} 16385"
     part = {"type": "text", "text": "a"}
-    assert len(check_messages([{"role": "user", "content": [part] * 16383}])[0]["content"]) == 2 * 16383 - 1
+    assert len(check_messages([{"role": "user", "content": [part] * 16383}])[0]["content"]) == 16383
     assert refused(check_messages, [{"role": "user", "content": [part] * 16384}]) == f"{error} 16385"
     call = {"function": {"name": "f"}}
     messages = [USER, {"role": "assistant", "tool_calls": [call] * 16383}]
@@ -91,10 +91,16 @@ def arguments_of(text: str) -> Any:
     return render_template(template, [{"role": "assistant", "tool_calls": calls}], {})
 
 
-@pytest.mark.parametrize("text", ['{"a": "\\ud800"}', '{"a":' * 980 + "1" + "}" * 980, '{"a": 1'])
-def test_arguments_that_cannot_be_written_again_remain_text(text: str) -> None:
-    assert arguments_of(text) == "False " + json.dumps(text, ensure_ascii=False)
+@pytest.mark.parametrize(
+    "text", ['{"a":' * 980 + "1" + "}" * 980, '{"a":' * 65 + "1" + "}" * 65, '{"a": 1', '{"a": NaN}']
+)
+def test_arguments_that_cannot_be_written_again_are_printed_as_they_were_sent(text: str) -> None:
+    assert arguments_of(text) == "True " + text
     assert arguments_of('{"a": [1]}') == 'True {"a": [1]}'
+
+
+def test_lone_surrogates_in_arguments_become_escapes() -> None:
+    assert arguments_of('{"a": ["\\ud800"], "\\udfff": 1}') == 'True {"a": ["\\\\ud800"], "\\\\udfff": 1}'
 
 
 @pytest.mark.parametrize(
@@ -103,9 +109,9 @@ def test_arguments_that_cannot_be_written_again_remain_text(text: str) -> None:
 )
 def test_template_that_prints_a_part_of_a_character_is_refused(template: str) -> None:
     process = TemplateProcess()
-    for render in (None, process.render):
+    for renderer in (LOCAL_RENDERER, process):
         with pytest.raises(InvalidRequestError, match="messages: expected valid Unicode, got the lone surrogate"):
-            ChatTemplates({}, {}).render(Conversation([USER]), template, render)
+            ChatTemplates({}, {}).render(Conversation([USER]), template, renderer)
     process.close()
 
 
@@ -132,15 +138,15 @@ def test_errors_of_templates_are_short_and_valid_unicode(template: str) -> None:
 
 def test_template_stops_when_it_has_printed_the_limit() -> None:
     process, conversation = TemplateProcess(), Conversation([USER])
-    for render in (None, process.render):
-        assert len(ChatTemplates({}, {}).render(conversation, LOOPS, render, max_length=90_000)) == 90_000
-        with pytest.raises(InvalidRequestError, match="messages: the chat template renders more than 89999 characters"):
-            ChatTemplates({}, {}).render(conversation, LOOPS, render, max_length=89_999)
+    for renderer in (LOCAL_RENDERER, process):
+        assert len(ChatTemplates({}, {}).render(conversation, LOOPS, renderer, max_length=90_002)) == 90_002
+        with pytest.raises(InvalidRequestError, match="messages: the chat template renders more than 90001 characters"):
+            ChatTemplates({}, {}).render(conversation, LOOPS, renderer, max_length=90_001)
     process.close()
 
 
 def test_rendering_has_a_limit_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_CPU_S", 0.0)
+    monkeypatch.setattr(template_renderer, "MAX_CPU_S", 0.0)
     with pytest.raises(InvalidRequestError, match="rendering them takes more than 0 s of processor time"):
         render_template(LOOPS, [USER], {})
 

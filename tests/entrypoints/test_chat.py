@@ -52,8 +52,14 @@ def prompt_of(chats: ServerProcess, folder: Path, body: dict[str, Any]) -> str:
         ([{"role": "user", "content": ["a", {"type": "text", "text": "b"}]}], "user=a\nb;"),
         ([HI, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, HI], None),
         ([HI, {"role": "assistant", "content": None, "refusal": "no", "tool_calls": None}, HI], None),
-        ([HI, {"role": "tool", "content": {"rain": True}}], 'user=hi;tool={"rain": true};'),
-        ([HI, {"role": "assistant", "tool_calls": [CALL]}], "user=hi;assistant=;"),
+        (
+            [HI, {"role": "tool", "content": {"rain": True}}],
+            'user=hi;user=<tool_response>\n{"rain": true}\n</tool_response>;',
+        ),
+        (
+            [HI, {"role": "assistant", "tool_calls": [CALL]}],
+            'user=hi;assistant=<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>;',
+        ),
         ([HI, {"role": "assistant", "content": None, "tool_calls": []}], "user=hi;assistant=;"),
         ([HI, {"role": "assistant", "content": "", "audio": None, "function_call": None}], "user=hi;assistant=;"),
     ],
@@ -139,8 +145,9 @@ def test_template_may_be_left_out(chats: ServerProcess, folder: Path) -> None:
 
 
 def test_chat_template_kwargs_reach_the_template(chats: ServerProcess, folder: Path) -> None:
-    body = {"messages": [HI], "chat_template": "{{ a }} {{ b.c }}", "chat_template_kwargs": {"a": 1, "b": {"c": "d"}}}
-    assert prompt_of(chats, folder, body) == "1 d"
+    template = "{{ messages[0].content }} {{ a }} {{ b.c }}"
+    body = {"messages": [HI], "chat_template": template, "chat_template_kwargs": {"a": 1, "b": {"c": "d"}}}
+    assert prompt_of(chats, folder, body) == "hi 1 d"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +157,7 @@ def test_chat_template_kwargs_reach_the_template(chats: ServerProcess, folder: P
         ({"chat_template": "{{ raise_exception('not you') }}"}, "messages", "rejects them: not you"),
         ({"chat_template": "{{ messages.append(1) }}"}, "messages", "the chat template"),
         ({"chat_template": "{{ 1 / 0 }}"}, "messages", "fails on them"),
-        ({"chat_template": "{{ '' }}"}, "messages", "expected 1 to"),
+        ({"chat_template": "{{ '' }}"}, "messages[0].role", "leaves out messages of role 'user'"),
         ({"chat_template": ENDLESS}, "chat_template", "processor time"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "'tools' is a field of its own"),
         (
@@ -198,18 +205,22 @@ def test_the_tokenizer_s_tool_template_is_selected_for_tools_or_by_name(tmp_path
     file = tmp_path / "tokenizer_config.json"
     named = [
         {"name": "default", "template": CHAT_TEMPLATE},
-        {"name": "tool_use", "template": "with {{ (tools or []) | length }}"},
+        {
+            "name": "tool_use",
+            "template": "{{ messages[0].content }} with {{ (tools or []) | map(attribute='function.name') | join }}",
+        },
     ]
     config = {**json.loads(file.read_text()), "chat_template": named}
     file.write_text(json.dumps(config))
     server = ServerProcess([str(tmp_path), "--tool-call-parser", "hermes"])
     try:
         running = server.wait_ready()
-        assert prompt_of(running, tmp_path, {"messages": [HI], "tools": tools}) == "with 1"
+        assert prompt_of(running, tmp_path, {"messages": [HI], "tools": tools}) == "hi with now"
         assert prompt_of(running, tmp_path, {"messages": [HI]}) == "<s>user: hi\nassistant:"
-        assert prompt_of(running, tmp_path, {"messages": [HI], "chat_template": "tool_use"}) == "with 0"
+        assert prompt_of(running, tmp_path, {"messages": [HI], "chat_template": "tool_use"}) == "hi with "
         named_default = {"messages": [HI], "tools": tools, "chat_template": "default"}
-        assert prompt_of(running, tmp_path, named_default) == "<s>user: hi\nassistant:"
+        prompt = prompt_of(running, tmp_path, named_default)
+        assert prompt.startswith("<s>system: # Tools\n") and prompt.endswith("\nuser: hi\nassistant:")
     finally:
         server.close()
 

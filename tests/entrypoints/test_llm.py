@@ -256,11 +256,13 @@ def prompts_of(llm: LLM, messages: Any, **kwargs: Any) -> list[str | None]:
 
 def test_chat_accepts_templates_tools_and_variables(llm: LLM) -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
-    source = "{{ tools[0].function.name if tools else '-' }} {{ kind }} {{ messages[0].role }}"
+    source = (
+        "{{ tools[0].function.name if tools else '-' }} {{ kind }} {{ messages[0].role }} {{ messages[0].content }}"
+    )
     conversations = [[{"role": "developer", "content": "x"}], [{"role": "user", "content": "x"}]]
     options: dict[str, Any] = {"chat_template": source, "chat_template_kwargs": {"kind": "a"}}
-    assert prompts_of(llm, conversations, tools=tools, **options) == ["now a system", "now a user"]
-    assert prompts_of(llm, conversations[0], **options) == ["- a system"]
+    assert prompts_of(llm, conversations, tools=tools, **options) == ["now a system x", "now a user x"]
+    assert prompts_of(llm, conversations[0], **options) == ["- a system x"]
 
 
 def test_chat_continues_the_last_message(llm: LLM) -> None:

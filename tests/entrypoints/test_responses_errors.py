@@ -96,7 +96,6 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"tools": [{**TOOL, "async": True}]}, "tools[0].async", "calls are made in the answer", UNSUPPORTED),
     ({"tools": [TOOL, TOOL]}, "tools[1].name", "'f' is not unique", INVALID),
     ({"tools": [TOOL] * 1025}, "tools", "at most 1024 tools, got 1025", INVALID),
-    ({"tools": [TOOL]}, "tool_choice", "auto needs a server with --tool-call-parser", INVALID),
     ({"tool_choice": "required"}, "tool_choice", "needs tools", INVALID),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name",
      "'g' is not one of the tools: f", INVALID),

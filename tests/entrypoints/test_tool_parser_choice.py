@@ -13,6 +13,8 @@ from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
 from fastdeploy.detokenize.chat_template import ChatTemplates
+from fastdeploy.detokenize.template_renderer import template_traits
+from fastdeploy.entrypoints.openai.own_templates import own_traits
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.tool_choice import tool_use
 from fastdeploy.entrypoints.openai.tool_parser_choice import ToolParserChoice, choose_tool_parser
@@ -46,15 +48,18 @@ CALLS = {
 """What a template writes for a call of the function `f`, by the format, in the ways of published templates."""
 
 
-def template(*calls: str) -> str:
+SHOWN = "{{ tools | tojson if tools else '' }}"
+
+
+def template(*calls: str, shown: str = SHOWN) -> str:
     return (
-        "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}{% for call in m.tool_calls or [] %}"
+        shown + "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}{% for call in m.tool_calls or [] %}"
         "{% set f = call.function %}" + "".join(calls) + "{% endfor %}{% endfor %}"
     )
 
 
 def choose(template: str, configured: str = "auto") -> ToolParserChoice:
-    return choose_tool_parser(configured, ChatTemplates({"default": template}, {}), None)
+    return choose_tool_parser(configured, template_traits(template, {}))
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -70,9 +75,9 @@ def test_format_is_found_where_it_is_not_written_by_default(name: str) -> None:
 
 def test_template_for_tools_and_the_server_s_own_are_preferred() -> None:
     templates = ChatTemplates({"default": template(HERMES), "tool_use": template(CODER)}, {})
-    assert choose_tool_parser("auto", templates, None).name == "qwen3_coder"
-    assert choose_tool_parser("auto", templates, "default").name == "hermes"
-    assert choose_tool_parser("auto", templates, template(CALLS["pythonic"])).name == "pythonic"
+    assert choose_tool_parser("auto", own_traits(templates, None)).name == "qwen3_coder"
+    assert choose_tool_parser("auto", own_traits(templates, "default")).name == "hermes"
+    assert choose_tool_parser("auto", own_traits(templates, template(CALLS["pythonic"]))).name == "pythonic"
 
 
 @pytest.mark.parametrize(
@@ -80,19 +85,41 @@ def test_template_for_tools_and_the_server_s_own_are_preferred() -> None:
     [
         template("CALL {{ f.name }}"),
         template("<tool_call>{{ f.name }}</tool_call>"),
-        "write <tool_call>{ or <function= or [f(x)]{{ messages[0].content }}",
+        SHOWN + "write <tool_call>{ or <function= or [f(x)]{{ messages[0].content }}",
         "{% for tool in tools or messages %}{{ tool | tojson }}{% endfor %}",  # as OpenAI writes tools and calls
-        "{{ raise_exception('no') }}",
-        "{% if %}",
     ],
 )
 def test_template_without_a_complete_call_decides_nothing(template: str) -> None:
     assert choose(template) == ToolParserChoice()
-    assert choose_tool_parser("auto", ChatTemplates({}, {}), None) == ToolParserChoice()
+    assert choose_tool_parser("auto", None) == ToolParserChoice()
+
+
+def test_template_that_cannot_be_compiled_decides_nothing() -> None:
+    assert own_traits(ChatTemplates({"default": "{% if %}"}, {}), None) is None
+    assert own_traits(ChatTemplates({}, {}), None) is None
 
 
 def test_template_that_rejects_calls_when_it_writes_them_in_a_branch_is_read() -> None:
-    assert choose("{{ raise_exception('no') }}" + template(CODER)).name == "qwen3_coder"
+    rejects = "{% if messages | selectattr('tool_calls', 'defined') | list %}{{ raise_exception('no') }}{% endif %}"
+    assert choose(rejects + template(CODER)).name == "qwen3_coder"
+
+
+@pytest.mark.parametrize(
+    ("calls", "configured", "expected"),
+    [
+        ("", "auto", ToolParserChoice("hermes", shows_tools=False, writes_calls=False)),
+        ("", "pythonic", ToolParserChoice("pythonic", shows_tools=False, writes_calls=False)),
+        ("CALL {{ f.name }}", "auto", ToolParserChoice("hermes", shows_tools=False, writes_calls=False)),
+        (CALLS["deepseek_v3"], "auto", ToolParserChoice("deepseek_v3", is_found=True, shows_tools=False)),
+        (CALLS["deepseek_v3"], "deepseek-r1", ToolParserChoice("deepseek-r1", shows_tools=False)),
+        (CALLS["glm45"], "hermes", ToolParserChoice("hermes", shows_tools=False, writes_calls=False)),
+        (CODER + HERMES, "auto", ToolParserChoice("hermes", is_found=True, shows_tools=False)),
+    ],
+)
+def test_model_whose_template_shows_no_tools_writes_its_calls_or_those_of_hermes(
+    calls: str, configured: str, expected: ToolParserChoice
+) -> None:
+    assert choose(template(calls, shown=""), configured) == expected
 
 
 def test_template_with_two_formats_decides_nothing() -> None:

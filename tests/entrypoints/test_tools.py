@@ -314,8 +314,10 @@ def test_name_of_128_characters_is_called(parsing_client: openai.OpenAI) -> None
     assert [call.function.name for call in message.tool_calls] == [name]
 
 
-def test_auto_needs_a_tool_call_parser(server: ServerProcess) -> None:
-    response = server.post("/v1/chat/completions", {"messages": says("hi"), "tools": TOOLS})
+def test_auto_needs_a_tool_call_parser_if_the_template_shows_tools_and_no_known_call(server: ServerProcess) -> None:
+    template = "{{ tools | tojson }}{{ messages[0].content }}"
+    body = {"messages": says("hi"), "tools": TOOLS, "chat_template": template}
+    response = server.post("/v1/chat/completions", body)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "tool_choice")
     assert "--tool-call-parser" in error["message"]

@@ -15,7 +15,7 @@ from fastdeploy.entrypoints.openai.params import chat_params, reasoning_budget
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningParser
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
-from fastdeploy.entrypoints.openai.prompt import reasoning_format, reasoning_state, render_prompt
+from fastdeploy.entrypoints.openai.prompt import reasoning_format, reasoning_state, render_prompt, template_use
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.tool_choice import tool_use
@@ -41,7 +41,8 @@ class ChatTurn:
             InvalidRequestError: naming the field and its range.
         """
         self._tokenizer = server.tokenizer
-        self._tools = tool_use(body, server.tool_parser)
+        use = template_use(server, body)
+        self._tools = tool_use(body, use.tool_parser)
         reasoning = reasoning_format(server)
         self._reasoning = reasoning and reasoning.for_tools(self._tools.markers if self._tools is not None else ())
         params = chat_params(body, server.defaults, server.param_limits, accepts_prefill_only)
@@ -49,7 +50,7 @@ class ChatTurn:
             raise InvalidRequestError(reasoning_budget(body)[0], "requires a server with --reasoning-parser")
         is_truncated = body.truncate_prompt_tokens is not None
         max_length = max_text_length(server.tokenizer, server.limits.max_model_len, is_truncated)
-        prompt = render_prompt(server, body, max_length)
+        prompt = render_prompt(server, body, max_length, use)
         state = reasoning_state(server, self._reasoning, body, prompt)
         self._add_constraint(params)
         add_special = body.add_special_tokens is True or (  # templates write the special tokens themselves

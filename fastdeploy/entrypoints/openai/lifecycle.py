@@ -13,7 +13,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import uvicorn
 from starlette.routing import Route
@@ -24,8 +23,7 @@ from fastdeploy.config.env import Env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.resolve_flags import errors_name_the_origin
 from fastdeploy.config.server_config import ServerConfig
-from fastdeploy.core.errors import ConfigError, InvalidRequestError, ShuttingDownError
-from fastdeploy.detokenize.chat_template import check_template
+from fastdeploy.core.errors import ConfigError, ShuttingDownError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
 from fastdeploy.entrypoints.openai.connection_gate import ConnectionGate, RequestGuard
@@ -36,6 +34,7 @@ from fastdeploy.entrypoints.openai.middleware import (
     RequestIdMiddleware,
     RootPathMiddleware,
 )
+from fastdeploy.entrypoints.openai.own_templates import own_traits, read_chat_template
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.tool_parser_choice import choose_tool_parser
 from fastdeploy.entrypoints.openai.web_server import make_web_server
@@ -68,7 +67,8 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
         engine = replace(engine, max_model_len=max_model_len)
     tokenizer_folder = resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else folder
     tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
-    chat_template = _chat_template(args.server.chat_template)
+    chat_template = read_chat_template(args.server.chat_template)
+    traits = own_traits(tokenizer.chat_templates, chat_template)
     return ApiServer(
         config=args.server,
         engine_config=engine,
@@ -77,7 +77,7 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
         defaults=model_config.generation,
         cluster=args.cluster,
         chat_template=chat_template,
-        tool_parser=choose_tool_parser(args.server.tool_call_parser, tokenizer.chat_templates, chat_template),
+        tool_parser=choose_tool_parser(args.server.tool_call_parser, traits),
         json_log=env.log_format == "json",
         provenance=args.provenance,
         metrics_folder=metrics_folder,
@@ -227,17 +227,3 @@ def _check_certificate(config: ServerConfig) -> None:
         raise ConfigError(
             "--ssl-certfile", f"cannot use {config.ssl_certfile!r} with the key {config.ssl_keyfile!r}: {error}"
         ) from None
-
-
-def _chat_template(given: str) -> str | None:
-    """Return the template's source from the flag's value, which is the source itself or a file."""
-    if not given:
-        return None
-    try:
-        source = given if "{" in given else Path(given).read_text(encoding="utf-8")
-        check_template(source)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--chat-template", f"cannot read {given!r}: {error}") from None
-    except InvalidRequestError as error:
-        raise ConfigError("--chat-template", error.message) from None
-    return source

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import check_json, shorten
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningState
-from fastdeploy.detokenize.chat_template import Conversation
+from fastdeploy.detokenize.chat_template import LOCAL_RENDERER, Conversation, Renderer
+from fastdeploy.detokenize.message_shapes import content_text
 from fastdeploy.detokenize.messages import MAX_JSON_LENGTH, check_messages, check_tools
 from fastdeploy.detokenize.template_process import TemplateProcess
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.entrypoints.openai.tool_parser_choice import ToolParserChoice, choose_tool_parser
+from fastdeploy.entrypoints.openai.tools_as_text import tools_as_text
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NO_REASONING = {"enable_thinking": False, "thinking": False}  # variables that templates read
@@ -22,11 +26,46 @@ TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "reasoning_effort", 
 NUM_TAIL_TOKENS = 16  # of a prompt of token ids, which are decoded to find a reasoning marker at the end
 
 
-def render_prompt(server: ApiServer, body: ChatCompletionRequest, max_length: int) -> str | list[int]:
+@dataclass(frozen=True)
+class TemplateUse:
+    """How the conversation of a request becomes a prompt.
+
+    Attributes:
+        template: the chat template; None if none is rendered.
+        renderer: runs it.
+        tool_parser: how the model writes calls.
+    """
+
+    template: str | None
+    renderer: Renderer
+    tool_parser: ToolParserChoice
+
+
+def template_use(server: ApiServer, body: ChatCompletionRequest) -> TemplateUse:
+    """Return which template the conversation of a request is rendered with.
+
+    Raises:
+        InvalidRequestError: there is none, or the one of the request cannot be compiled or exceeds a limit.
+    """
+    if body.prompt_token_ids is not None or body.disable_chat_template:
+        return TemplateUse(None, LOCAL_RENDERER, server.tool_parser)
+    templates = server.tokenizer.chat_templates
+    given = body.chat_template if body.chat_template is not None else server.chat_template
+    template = templates.select(given, bool(body.tools) and body.tool_choice != "none")
+    is_own = not has_client_template(server, body.chat_template)
+    renderer: Renderer = LOCAL_RENDERER if is_own else _template_process()
+    traits = templates.traits(template, renderer)
+    return TemplateUse(template, renderer, choose_tool_parser(server.config.tool_call_parser, traits))
+
+
+def render_prompt(
+    server: ApiServer, body: ChatCompletionRequest, max_length: int, use: TemplateUse | None = None
+) -> str | list[int]:
     """Return the prompt: the given token ids, the content of the first message, or the rendered conversation.
 
     Args:
         max_length: maximum length of a rendered conversation, in characters.
+        use: the result of `template_use`.
 
     Raises:
         InvalidRequestError: naming the field.
@@ -35,20 +74,23 @@ def render_prompt(server: ApiServer, body: ChatCompletionRequest, max_length: in
         _check_unused(body, "prompt_token_ids")
         return body.prompt_token_ids
     messages = check_messages(body.messages or [])
-    if body.disable_chat_template:
+    use = use or template_use(server, body)
+    if use.template is None:
         return _plain_prompt(body, messages)
     tools = check_tools(body.tools or []) if body.tool_choice != "none" else []
     continues = body.continue_final_message
     if continues:
         _check_continued(body, messages)
-    add_prompt = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
-    conversation = Conversation(messages, add_prompt, continues, tools or None, _template_variables(body))
-    templates = server.tokenizer.chat_templates
-    if not has_client_template(server, body.chat_template):
-        given = body.chat_template if body.chat_template is not None else server.chat_template
-        return templates.render(conversation, templates.select(given, bool(tools)), max_length=max_length)
-    assert body.chat_template is not None
-    return templates.render(conversation, body.chat_template, _template_process().render, max_length)
+    conversation = Conversation(
+        messages,
+        body.add_generation_prompt if body.add_generation_prompt is not None else not continues,
+        continues,
+        (tools or None) if use.tool_parser.shows_tools else None,
+        _template_variables(body),
+        tools_as_text(use.tool_parser, tools),
+        server.config.chat_template_content_format,
+    )
+    return server.tokenizer.chat_templates.render(conversation, use.template, use.renderer, max_length)
 
 
 def has_client_template(server: ApiServer, chat_template: str | None) -> bool:
@@ -82,7 +124,7 @@ def _plain_prompt(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -
         raise InvalidRequestError("tools", "cannot be combined with disable_chat_template")
     if len(messages) > 1:
         raise InvalidRequestError("messages", "expected one message with disable_chat_template: the prompt")
-    return str(messages[0]["content"] or "")
+    return content_text(messages[0]["content"])
 
 
 def _check_unused(body: ChatCompletionRequest, name: str) -> None:
@@ -95,7 +137,7 @@ def _check_continued(body: ChatCompletionRequest, messages: list[dict[str, Any]]
     if body.add_generation_prompt:
         raise InvalidRequestError("add_generation_prompt", "expected false with continue_final_message")
     last = messages[-1]
-    if last["role"] != "assistant" or not last["content"] or "tool_calls" in last:
+    if last["role"] != "assistant" or not content_text(last["content"]) or "tool_calls" in last:
         raise InvalidRequestError(
             "continue_final_message", "expected the last message to be the assistant's, with content"
         )

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.tool_formats import AUTO
-from fastdeploy.detokenize.chat_template import ChatTemplates, Conversation, template_constants
-from fastdeploy.detokenize.messages import check_messages
+from fastdeploy.core.tool_formats import AUTO, TOOL_CALL_FORMATS
+from fastdeploy.detokenize.template_probes import TOOL_ARGUMENTS, TOOL_NAME, TOOL_PARAMETER, TemplateTraits
 from fastdeploy.detokenize.template_text import EXPRESSION
 from fastdeploy.entrypoints.openai.parsers.argument_grammar import argument_beginning
 from fastdeploy.entrypoints.openai.parsers.registry import FORMATS, ToolFormat, get_tool_format
 
-FUNCTION, PARAMETER, ARGUMENTS = "look_up_entry", "entry_name", '{"entry_name":"first"}'
-CALL = {"id": "callabcde", "type": "function", "function": {"name": FUNCTION, "arguments": ARGUMENTS}}
-MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+GENERIC = "hermes"
+"""The format of calls of models whose template says nothing about tools."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +24,15 @@ class ToolParserChoice:
         name: as in `--tool-call-parser`; "" if it is unknown.
         is_found: the chat template names it.
         candidates: formats of calls in the chat template if it has several; none if `name` is known.
+        shows_tools: the chat template shows tools; otherwise the system message describes them.
+        writes_calls: the chat template prints calls in this format, and their results.
     """
 
     name: str = ""
     is_found: bool = False
     candidates: tuple[str, ...] = ()
+    shows_tools: bool = True
+    writes_calls: bool = True
 
     @property
     def tool_format(self) -> ToolFormat | None:
@@ -41,7 +42,10 @@ class ToolParserChoice:
     @property
     def description(self) -> str:
         """What the start-up summary says; "" for nothing."""
-        return f"{self.name}, found in the chat template" if self.is_found else self.name
+        text = f"{self.name}, found in the chat template" if self.is_found else self.name
+        if self.shows_tools:
+            return text
+        return f"{text}; the chat template shows no tools, so the system message describes them"
 
     def unknown_error(self) -> InvalidRequestError:
         """Return the error of a request that needs the format, if it is unknown."""
@@ -54,34 +58,41 @@ class ToolParserChoice:
         )
 
 
-def choose_tool_parser(configured: str, templates: ChatTemplates, chat_template: str | None) -> ToolParserChoice:
-    """Return the choice of a server.
+def choose_tool_parser(configured: str, traits: TemplateTraits | None) -> ToolParserChoice:
+    """Return the choice for a chat template.
 
     Args:
         configured: the value of `--tool-call-parser`.
-        chat_template: the server's template, or the name of one of the tokenizer's; None for the tokenizer's.
+        traits: of the template; None without one.
     """
+    if traits is None:  # the model is not for chats
+        return ToolParserChoice(configured if configured != AUTO else "")
+    names = _formats_in(traits)
+    if not traits.shows_tools:
+        return _choose_without_tools(configured, names, traits)
     if configured != AUTO:
         return ToolParserChoice(configured)
-    try:
-        template = templates.select(chat_template, has_tools=True)
-    except InvalidRequestError:  # the model has none, and is not for chats
-        return ToolParserChoice()
-    names = _formats_in(templates, template)
     return ToolParserChoice(names[0], is_found=True) if len(names) == 1 else ToolParserChoice(candidates=tuple(names))
 
 
-def _formats_in(templates: ChatTemplates, template: str) -> list[str]:
+def _choose_without_tools(configured: str, names: list[str], traits: TemplateTraits) -> ToolParserChoice:
+    """Return the choice for a template that shows no tools, but may print calls and results in one of the formats."""
+    name = configured
+    if configured == AUTO:
+        name = names[0] if len(names) == 1 and traits.prints_results else GENERIC
+    writes_calls = traits.prints_results and TOOL_CALL_FORMATS[name] in names
+    is_found = configured == AUTO and writes_calls
+    return ToolParserChoice(name, is_found, shows_tools=False, writes_calls=writes_calls)
+
+
+def _formats_in(traits: TemplateTraits) -> list[str]:
     """Return the formats in which a template writes a call, in its text or when it renders one."""
-    constants = rendered = ""
-    with contextlib.suppress(InvalidRequestError):  # the template rejects calls, or cannot be compiled at all
-        constants = _without_space(template_constants(template))
-        rendered = _without_space(templates.render(Conversation(check_messages(MESSAGES), False), template))
+    constants, rendered = _without_space(traits.constants), _without_space(traits.rendered_call)
     return [
         name
         for name, tool_format in _distinct_formats().items()
         if _call(tool_format, EXPRESSION, EXPRESSION, EXPRESSION) in constants
-        or _call(tool_format, FUNCTION, PARAMETER, ARGUMENTS) in rendered
+        or _call(tool_format, TOOL_NAME, TOOL_PARAMETER, TOOL_ARGUMENTS) in rendered
     ]
 
 

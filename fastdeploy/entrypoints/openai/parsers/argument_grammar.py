@@ -204,3 +204,9 @@ def argument_beginning(arguments: str, name: str) -> str | None:
     if isinstance(writer, _TaggedArguments):
         return writer.begin.replace("{name}", name)
     return f"{name}=" if writer is _python_arguments else None
+
+
+def argument_end(arguments: str) -> str:
+    """Return the text after the value of an argument; "" if only a separator follows."""
+    writer = WRITERS[arguments]
+    return writer.end if isinstance(writer, _TaggedArguments) else ""
