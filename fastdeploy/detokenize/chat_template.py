@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import check_unicode, shorten
 from fastdeploy.detokenize.message_shapes import NO_TOOLS, ToolsAsText, shape_messages, with_text
 from fastdeploy.detokenize.messages import ROLES
-from fastdeploy.detokenize.template_probes import TemplateTraits
+from fastdeploy.detokenize.template_probes import INSTRUCTION_ROLES, TemplateTraits
 from fastdeploy.detokenize.template_renderer import MAX_OUTPUT_LENGTH, Messages, render_template, template_traits
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"
@@ -71,6 +71,10 @@ class LocalRenderer:
 
 Run = Callable[[Messages, int], str]
 """Renders messages with the template and the variables of a conversation, up to a number of characters."""
+Shape = Callable[[Messages], Messages]
+"""Brings messages into the form that a template prints."""
+CHECKED_ROLES = ("system", "developer", "user", "tool")
+"""Roles whose texts must be in the prompt; templates may leave out what the assistant said."""
 
 LOCAL_RENDERER = LocalRenderer()
 MAX_CACHED_TRAITS = 16  # templates
@@ -141,58 +145,71 @@ class ChatTemplates:
         """
         variables = {**self._special_tokens, **conversation.variables, "tools": conversation.tools}
         variables["add_generation_prompt"] = conversation.add_generation_prompt
-        shape = self._shape(conversation, template, renderer)
 
-        def run(messages: Messages, limit: int) -> str:
-            return renderer.render(template, shape(messages), variables, limit)
+        def render(shape: Shape) -> tuple[str, set[int]]:
+            return _render(
+                conversation, lambda m, limit: renderer.render(template, shape(m), variables, limit), max_length
+            )
 
-        messages = conversation.messages
-        if conversation.continue_final_message:
-            text = _render_continued(run, messages, max_length)
+        if conversation.is_sent_as_given:
+            text, missing = render(list)
         else:
-            text = run(messages, max_length)
-        check_unicode("messages", text)  # a template can write parts of characters
-        self._check_texts(text, template, run, conversation, max_length)
+            traits = self.traits(template, renderer)
+            text, missing = render(_shape(conversation, traits))
+            if missing and all(conversation.messages[i]["role"] in INSTRUCTION_ROLES for i in missing):
+                # some templates print them in the user's last message, and not at all after a result
+                text, missing = render(_shape(conversation, replace(traits, leading_roles=(), later_roles=())))
+        if missing:
+            raise self._missing_error(min(missing), conversation.messages, template)
         return text
 
-    def _shape(
-        self, conversation: Conversation, template: str, renderer: Renderer
-    ) -> Callable[[Messages], Sequence[Mapping[str, Any]]]:
-        """Return the function that brings messages into the form that the template prints."""
-        if conversation.is_sent_as_given:
-            return list
-        return partial(
-            shape_messages,
-            traits=self.traits(template, renderer),
-            tools=conversation.tools_as_text,
-            content_format=conversation.content_format,
+    def _missing_error(self, index: int, messages: Messages, template: str) -> InvalidRequestError:
+        role = messages[index].get("role")
+        hint = "" if role in ROLES else "; send them as system or user"
+        return InvalidRequestError(
+            f"messages[{index}].role",
+            f"the chat template {self._shown_name(template)} leaves out messages of role {shorten(role)}{hint}",
         )
-
-    def _check_texts(self, text: str, template: str, run: Run, conversation: Conversation, max_length: int) -> None:
-        """Raise InvalidRequestError if the prompt lacks the text of a message that is not the assistant's.
-
-        Texts are searched first. If one is not found, which may be written with escapes, the conversation is rendered
-        once more, with a mark at the end of each text. Messages of roles that are not in `ROLES` always have marks,
-        because their text could be in the prompt by chance.
-        """
-        messages = conversation.messages
-        others = {i for i, message in enumerate(messages) if message.get("role") not in ROLES}
-        known = () if conversation.is_sent_as_given else ("system", "developer", "user", "tool")
-        expected = {i for i, message in enumerate(messages) if message.get("role") in known}
-        if not others and _has_texts(text, [messages[i] for i in sorted(expected)]):
-            return
-        missing = _find_missing(run, messages, others | expected, max_length)
-        if missing:
-            i = min(missing)
-            role = shorten(messages[i].get("role"))
-            hint = "; send them as system or user" if i in others else ""
-            raise InvalidRequestError(
-                f"messages[{i}].role",
-                f"the chat template {self._shown_name(template)} leaves out messages of role {role}{hint}",
-            )
 
     def _shown_name(self, template: str) -> str:
         return shorten(next((name for name in self.templates if self.templates[name] == template), template))
+
+
+def _shape(conversation: Conversation, traits: TemplateTraits) -> Shape:
+    """Return the function that brings messages into the form that a template prints."""
+    return partial(
+        shape_messages,
+        traits=traits,
+        tools=conversation.tools_as_text,
+        content_format=conversation.content_format,
+    )
+
+
+def _render(conversation: Conversation, run: Run, max_length: int) -> tuple[str, set[int]]:
+    """Return the text of the prompt, and the indexes of the messages whose text is missing in it."""
+    messages = conversation.messages
+    if conversation.continue_final_message:
+        text = _render_continued(run, messages, max_length)
+    else:
+        text = run(messages, max_length)
+    check_unicode("messages", text)  # a template can write parts of characters
+    return text, _missing_texts(text, run, conversation, max_length)
+
+
+def _missing_texts(text: str, run: Run, conversation: Conversation, max_length: int) -> set[int]:
+    """Return which messages, except for the assistant's, have a text that is missing in the prompt.
+
+    Texts are searched first. If one is not found, which may be written with escapes, the conversation is rendered once
+    more, with a mark at the end of each text. Messages of roles that are not in `ROLES` always have marks, because
+    their text could be in the prompt by chance.
+    """
+    messages = conversation.messages
+    others = {i for i, message in enumerate(messages) if message.get("role") not in ROLES}
+    checked = () if conversation.is_sent_as_given else CHECKED_ROLES
+    expected = {i for i, message in enumerate(messages) if message.get("role") in checked}
+    if not others and _has_texts(text, [messages[i] for i in sorted(expected)]):
+        return set()
+    return _find_missing(run, messages, others | expected, max_length)
 
 
 def _has_texts(prompt: str, messages: Messages) -> bool:

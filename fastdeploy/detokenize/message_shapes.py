@@ -22,10 +22,12 @@ class ToolsAsText:
     Attributes:
         instruction: the tools, and how to call them, for the system message; empty for none.
         write_calls: returns the text of the calls of an assistant's message; None if the template prints them.
+        has_results_as_text: the results of calls become messages of the user.
     """
 
     instruction: str = ""
     write_calls: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+    has_results_as_text: bool = False
 
 
 NO_TOOLS = ToolsAsText()
@@ -85,14 +87,24 @@ class _Shaper:
                 self.messages.append(message)
             else:
                 self._add_moved(content_text(message.get("content")))
-        elif role == "tool" and self._tools.write_calls is not None:
+        elif role == "tool" and self._tools.has_results_as_text:
             self._add_moved(f"<tool_response>\n{content_text(message.get('content'))}\n</tool_response>", "\n")
-        elif role == "assistant" and message.get("tool_calls") and self._tools.write_calls is not None:
-            self.messages.append(_with_calls(message, self._tools.write_calls(message["tool_calls"])))
+        elif role == "assistant" and message.get("tool_calls"):
+            self.messages.append(self._with_calls(message))
         elif role == "user" and self._is_moved_to_next_user():
             self._append(content_text(message.get("content")))
         else:
             self.messages.append(message)
+
+    def _with_calls(self, message: Message) -> Message:
+        """Return a message whose calls are printed; its content is left out if calls are not printed beside one."""
+        if self._tools.write_calls is not None:
+            calls = self._tools.write_calls(message["tool_calls"])
+            others = {key: value for key, value in message.items() if key != "tool_calls"}
+            return {**others, "content": "\n".join(filter(None, (content_text(message.get("content")), calls)))}
+        if message.get("content") and self._traits.prints_calls_beside_content:
+            return message
+        return {**message, "content": "" if self._traits.needs_content else None}
 
     def _role(self, message: Message) -> str:
         """Return `system` for a developer's message unless the template takes this role."""
@@ -147,11 +159,6 @@ def with_text(message: Message, text: str) -> Message:
     if isinstance(content, list) and content and is_text(content):
         return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + text}]}
     return {**message, "content": (content if isinstance(content, str) else "") + text}
-
-
-def _with_calls(message: Message, calls: str) -> Message:
-    others = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**others, "content": "\n".join(filter(None, (content_text(message.get("content")), calls)))}
 
 
 def _with_form(message: Message, form: ContentForm) -> Message:

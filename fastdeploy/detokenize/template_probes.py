@@ -54,8 +54,11 @@ class TemplateTraits:
         later_roles: the same roles, if their messages are printed at their place after other messages.
         may_precede_user: roles, of `user` and `tool`, that a message of the user may follow.
         shows_tools: the names of tools are printed.
-        rendered_call: a conversation with a call of `TOOL_NAME`; empty if it is rejected.
+        prints_calls: the calls of the assistant's messages are printed.
+        prints_calls_beside_content: they are printed beside a content, too.
+        needs_content: the content beside them must not be None.
         prints_results: the results of calls are printed.
+        rendered_call: a conversation with a call of `TOOL_NAME`; empty if it is rejected.
         constants: see `constant_text`.
     """
 
@@ -64,9 +67,12 @@ class TemplateTraits:
     takes_several_leading: bool = True
     later_roles: tuple[str, ...] = INSTRUCTION_ROLES
     may_precede_user: tuple[str, ...] = ("user", "tool")
-    shows_tools: bool = False
+    shows_tools: bool = True
+    prints_calls: bool = True
+    prints_calls_beside_content: bool = True
+    needs_content: bool = False
+    prints_results: bool = True
     rendered_call: str = ""
-    prints_results: bool = False
     constants: str = ""
 
     @classmethod
@@ -86,14 +92,17 @@ class TemplateTraits:
 
     @property
     def description(self) -> str:
-        """What happens to system and developer messages that the template cannot take; "" if it takes all."""
+        """What happens to messages that the template cannot take; "" if it takes all."""
+        texts = []
         if not self.leading_roles:
-            return "takes no system messages: they are sent in messages of the user"
-        if "system" not in self.later_roles:
-            return "takes system messages only at the beginning: later ones are sent as messages of the user"
-        if not self.takes_several_leading:
-            return "takes one system message at the beginning: several are joined"
-        return ""
+            texts.append("takes no system messages: they are sent in messages of the user")
+        elif "system" not in self.later_roles:
+            texts.append("takes system messages only at the beginning: later ones are sent as messages of the user")
+        elif not self.takes_several_leading:
+            texts.append("takes one system message at the beginning: several are joined")
+        if self.shows_tools and not self.prints_calls:
+            texts.append("prints no calls of tools: they are sent as text")
+        return "; it ".join(texts)
 
 
 def probe_template(render: Render, constants: str, knows_developer: bool) -> TemplateTraits:
@@ -119,12 +128,16 @@ class _Prober:
     def __init__(self, render: Render) -> None:
         self._render = render
         self._forms: dict[str, ContentForm] = {}
+        self._tools: list[Any] | None = None
+        self._absent_content: str | None = None
 
     def traits(self, constants: str, knows_developer: bool) -> TemplateTraits:
-        user = self._find_form("user", ())
-        if user is None:
-            return TemplateTraits(constants=constants, rendered_call=self._rendered_call())
+        if self._find_form("user", ()) is None:
+            self._tools = [_TOOL]  # a template for conversations with tools may fail without any
+            if self._find_form("user", ()) is None:
+                return TemplateTraits(constants=constants, rendered_call=self._rendered_call())
         self._find_form("assistant", ("user",), ("user",))
+        rendered_call = self._find_call()
         prints_results = self._find_form("tool", ("user", _CALL_ROLE)) is not None
         roles = INSTRUCTION_ROLES if knows_developer else ("system",)
         leading = tuple(role for role in roles if self._find_form(role, (), ("user",)) is not None)
@@ -135,15 +148,31 @@ class _Prober:
             later_roles=tuple(role for role in leading if self._is_printed_later(role, prints_results)),
             may_precede_user=self._may_precede_user(prints_results),
             shows_tools=self._shows_tools(leading),
-            rendered_call=self._rendered_call(),
+            prints_calls=TOOL_NAME in rendered_call,
+            prints_calls_beside_content=TOOL_NAME in self._rendered_call("text"),
+            needs_content=self._absent_content is not None,
             prints_results=prints_results,
+            rendered_call=rendered_call,
             constants=constants,
         )
 
+    def _find_call(self) -> str:
+        """Return a rendered call, after finding whether an empty text must stand beside it in place of a content."""
+        text = self._rendered_call()
+        if TOOL_NAME in text:
+            return text
+        self._absent_content = ""
+        with_text = self._rendered_call()
+        if TOOL_NAME in with_text:
+            return with_text
+        self._absent_content = None
+        return text
+
     def prints(self, *roles: str) -> bool:
         """Return whether the texts of a conversation with messages of these roles are printed in their order."""
-        text = self._text([self._message(role, _mark(i)) for i, role in enumerate(roles)], None)
-        places = [text.find(_mark(i)) for i, role in enumerate(roles) if role != _CALL_ROLE]
+        marks = ["" if role == _CALL_ROLE else _mark(i) for i, role in enumerate(roles)]
+        text = self._text([self._message(role, mark) for role, mark in zip(roles, marks, strict=True)], self._tools)
+        places = [text.find(mark) for mark in marks if mark]
         return min(places) >= 0 and places == sorted(places)
 
     def _find_form(self, role: str, before: Sequence[str], after: Sequence[str] = ()) -> ContentForm | None:
@@ -163,9 +192,11 @@ class _Prober:
 
     def _prints_content(self, role: str, before: Sequence[str], content: Any, after: Sequence[str]) -> bool:
         """Return whether a content is printed; a list that is printed as it is, with all keys, does not count."""
-        others = [[self._message(other, f"{other} text") for other in side] for side in (before, after)]
+        others = [
+            [self._message(other, "" if other == _CALL_ROLE else "text") for other in side] for side in (before, after)
+        ]
         message = {**self._message(role, ""), "content": content}
-        tools = [_TOOL] if role == "tool" else None
+        tools = [_TOOL] if role == "tool" else self._tools
         text = self._text([*others[0], message, *others[1]], tools)
         num_marks = 1 if isinstance(content, str) else len(content)
         return all(_mark(i) in text for i in range(num_marks)) and _PRINTED_KEY not in text
@@ -189,16 +220,19 @@ class _Prober:
                 return True
         return False
 
-    def _rendered_call(self) -> str:
-        return self._text([self._message("user", "Hello"), self._message(_CALL_ROLE, "")], None, False)
+    def _rendered_call(self, content: str = "") -> str:
+        return self._text([self._message("user", "Hello"), self._message(_CALL_ROLE, content)], self._tools, False)
 
     def _message(self, role: str, text: str) -> Message:
         if role == _CALL_ROLE:
-            return {"role": "assistant", "content": None, "tool_calls": [_CALL]}
-        form = self._forms.get(role, self._forms.get("user", ContentForm.TEXT))
-        content: Any = text if form in (ContentForm.TEXT, ContentForm.BOTH) else [{"type": "text", "text": text}]
-        message = {"role": role, "content": content}
+            content = self._content("assistant", text) if text else self._absent_content
+            return {"role": "assistant", "content": content, "tool_calls": [_CALL]}
+        message = {"role": role, "content": self._content(role, text)}
         return {**message, "tool_call_id": CALL_ID, "name": TOOL_NAME} if role == "tool" else message
+
+    def _content(self, role: str, text: str) -> Any:
+        form = self._forms.get(role, self._forms.get("user", ContentForm.TEXT))
+        return text if form in (ContentForm.TEXT, ContentForm.BOTH) else [{"type": "text", "text": text}]
 
     def _text(self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool = True) -> str:
         """Return the rendered conversation; "" if the template rejects it."""

@@ -283,3 +283,43 @@ def test_own_tokenizer_method_gives_the_template_what_it_was_given() -> None:
     conversation = Conversation([message], is_sent_as_given=True)
     text = ChatTemplates({}, {}).render(conversation, "{{ messages[0].content | tojson }}")
     assert json.loads(text) == message["content"]
+
+
+def test_system_text_that_is_printed_only_before_the_last_user_s_is_never_lost() -> None:
+    """Some templates of Mistral print it there, and leave it out while the last message is a result."""
+    template = (
+        "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set rest = messages[1:] %}"
+        "{% else %}{% set rest = messages %}{% endif %}{% for m in rest %}<{{ m.role }}>"
+        "{% if loop.last and m.role == 'user' and system is defined %}{{ system }}: {% endif %}{{ m.content }}"
+        "{% endfor %}"
+    )
+    assert render(template, *talk("suau")) == "<user>u1<assistant>a2<user>s0: u3"
+    assert render(template, *talk("sua")) == "<user>s0\n\nu1<assistant>a2"
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("written", "content", "expected"),
+    [
+        ("{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}", "so", "so[f]"),
+        ("{% if m.tool_calls and not m.content %}[{{ m.tool_calls[0].function.name }}]{% else %}{{ m.content }}"
+         "{% endif %}", "so", "[f]"),
+        ("{% if m.content is none and m.tool_calls %}[{{ m.tool_calls[0].function.name }}]{% else %}{{ m.content }}"
+         "{% endif %}", "so", "[f]"),
+        ("{% if m.content is none %}{{ m.content | length }}{% endif %}{{ m.content }}"
+         "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}", None, "[f]"),
+    ],
+    ids=["beside content", "without content", "with none", "with a text"],
+)  # fmt: skip
+def test_calls_are_printed_whatever_the_content_beside_them(written: str, content: Any, expected: str) -> None:
+    template = "{{ tools }}{% for m in messages %}" + written + "{% endfor %}"
+    message = {"role": "assistant", "content": content, "tool_calls": [CALL]}
+    assert render(template, *talk("u"), message) == f"Noneu0{expected}"
+
+
+def test_template_that_fails_without_tools_is_probed_with_tools() -> None:
+    template = "{% for t in tools %}{{ t.function.name }} {% endfor %}" + LEADING_ONLY
+    traits = template_traits(template, {})
+    assert traits.shows_tools and traits.later_roles == ()

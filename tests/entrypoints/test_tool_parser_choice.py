@@ -28,6 +28,7 @@ HERMES = """{{- '\\n<tool_call>\\n{"name": "' }}{{- f.name }}{{- '", "arguments"
 CODER = """{{- '<tool_call>\\n<function=' + f.name + '>\\n' }}{% for key, value in f.arguments.items() %}
 {{- '<parameter=' + key + '>\\n' }}{{ value + '\\n</parameter>\\n' }}{% endfor %}
 {{- '</function>\\n</tool_call>' }}"""
+AS_TEXT: Any = {"shows_tools": False, "writes_calls": False, "writes_results": False}
 CALLS = {
     "hermes": HERMES,
     "hermes, as one object": '<tool_call>\n{{ {"name": f.name, "arguments": f.arguments} | tojson }}\n</tool_call>',
@@ -70,7 +71,7 @@ def test_format_in_which_the_template_writes_calls_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45", "pythonic", "llama3_json", "deepseek_v31"])
 def test_format_is_found_where_it_is_not_written_by_default(name: str) -> None:
     hidden = "{% if mode is defined %}" + CALLS[name] + "{% endif %}"
-    assert choose(template(hidden)) == ToolParserChoice(name, is_found=True)
+    assert choose(template(hidden)) == ToolParserChoice(name, is_found=True, writes_calls=False)
 
 
 def test_template_for_tools_and_the_server_s_own_are_preferred() -> None:
@@ -87,10 +88,12 @@ def test_template_for_tools_and_the_server_s_own_are_preferred() -> None:
         template("<tool_call>{{ f.name }}</tool_call>"),
         SHOWN + "write <tool_call>{ or <function= or [f(x)]{{ messages[0].content }}",
         "{% for tool in tools or messages %}{{ tool | tojson }}{% endfor %}",  # as OpenAI writes tools and calls
+        "{{ raise_exception('no') }}",
     ],
 )
 def test_template_without_a_complete_call_decides_nothing(template: str) -> None:
-    assert choose(template) == ToolParserChoice()
+    choice = choose(template)
+    assert (choice.name, choice.candidates, choice.shows_tools) == ("", (), True)
     assert choose_tool_parser("auto", None) == ToolParserChoice()
 
 
@@ -107,12 +110,20 @@ def test_template_that_rejects_calls_when_it_writes_them_in_a_branch_is_read() -
 @pytest.mark.parametrize(
     ("calls", "configured", "expected"),
     [
-        ("", "auto", ToolParserChoice("hermes", shows_tools=False, writes_calls=False)),
-        ("", "pythonic", ToolParserChoice("pythonic", shows_tools=False, writes_calls=False)),
-        ("CALL {{ f.name }}", "auto", ToolParserChoice("hermes", shows_tools=False, writes_calls=False)),
+        ("", "auto", ToolParserChoice("hermes", **AS_TEXT)),
+        ("", "pythonic", ToolParserChoice("pythonic", **AS_TEXT)),
+        (
+            "CALL {{ f.name }}",
+            "auto",
+            ToolParserChoice("hermes", **AS_TEXT),
+        ),
         (CALLS["deepseek_v3"], "auto", ToolParserChoice("deepseek_v3", is_found=True, shows_tools=False)),
         (CALLS["deepseek_v3"], "deepseek-r1", ToolParserChoice("deepseek-r1", shows_tools=False)),
-        (CALLS["glm45"], "hermes", ToolParserChoice("hermes", shows_tools=False, writes_calls=False)),
+        (
+            CALLS["glm45"],
+            "hermes",
+            ToolParserChoice("hermes", **AS_TEXT),
+        ),
         (CODER + HERMES, "auto", ToolParserChoice("hermes", is_found=True, shows_tools=False)),
     ],
 )

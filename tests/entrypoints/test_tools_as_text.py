@@ -40,7 +40,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Łódź"}}\n</to
 
 
 def generic(name: str) -> ToolParserChoice:
-    return ToolParserChoice(name, shows_tools=False, writes_calls=False)
+    return ToolParserChoice(name, shows_tools=False, writes_calls=False, writes_results=False)
 
 
 def prompt(template: str, messages: list[dict[str, Any]], tools: list[Any], configured: str = "auto") -> str:

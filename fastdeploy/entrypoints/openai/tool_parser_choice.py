@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.tool_formats import AUTO, TOOL_CALL_FORMATS
@@ -25,7 +25,8 @@ class ToolParserChoice:
         is_found: the chat template names it.
         candidates: formats of calls in the chat template if it has several; none if `name` is known.
         shows_tools: the chat template shows tools; otherwise the system message describes them.
-        writes_calls: the chat template prints calls in this format, and their results.
+        writes_calls: the chat template prints calls of earlier messages; otherwise they become text.
+        writes_results: the chat template prints their results; otherwise they become messages of the user.
     """
 
     name: str = ""
@@ -33,6 +34,7 @@ class ToolParserChoice:
     candidates: tuple[str, ...] = ()
     shows_tools: bool = True
     writes_calls: bool = True
+    writes_results: bool = True
 
     @property
     def tool_format(self) -> ToolFormat | None:
@@ -71,18 +73,27 @@ def choose_tool_parser(configured: str, traits: TemplateTraits | None) -> ToolPa
     if not traits.shows_tools:
         return _choose_without_tools(configured, names, traits)
     if configured != AUTO:
-        return ToolParserChoice(configured)
-    return ToolParserChoice(names[0], is_found=True) if len(names) == 1 else ToolParserChoice(candidates=tuple(names))
+        choice = ToolParserChoice(configured)
+    elif len(names) == 1:
+        choice = ToolParserChoice(names[0], is_found=True)
+    else:
+        choice = ToolParserChoice(candidates=tuple(names))
+    return replace(choice, writes_calls=traits.prints_calls, writes_results=traits.prints_results)
 
 
 def _choose_without_tools(configured: str, names: list[str], traits: TemplateTraits) -> ToolParserChoice:
     """Return the choice for a template that shows no tools, but may print calls and results in one of the formats."""
     name = configured
     if configured == AUTO:
-        name = names[0] if len(names) == 1 and traits.prints_results else GENERIC
-    writes_calls = traits.prints_results and TOOL_CALL_FORMATS[name] in names
-    is_found = configured == AUTO and writes_calls
-    return ToolParserChoice(name, is_found, shows_tools=False, writes_calls=writes_calls)
+        name = names[0] if len(names) == 1 and traits.prints_calls and traits.prints_results else GENERIC
+    is_printed = traits.prints_results and traits.prints_calls and TOOL_CALL_FORMATS[name] in names
+    return ToolParserChoice(
+        name,
+        is_found=configured == AUTO and is_printed,
+        shows_tools=False,
+        writes_calls=is_printed,
+        writes_results=is_printed,
+    )
 
 
 def _formats_in(traits: TemplateTraits) -> list[str]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import parse_json
-from fastdeploy.detokenize.message_shapes import NO_TOOLS, ToolsAsText
+from fastdeploy.detokenize.message_shapes import ToolsAsText
 from fastdeploy.entrypoints.openai.parsers.argument_grammar import argument_beginning, argument_end
-from fastdeploy.entrypoints.openai.parsers.registry import ToolFormat
-from fastdeploy.entrypoints.openai.tool_parser_choice import ToolParserChoice
+from fastdeploy.entrypoints.openai.parsers.registry import FORMATS, ToolFormat
+from fastdeploy.entrypoints.openai.tool_parser_choice import GENERIC, ToolParserChoice
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -23,11 +24,10 @@ def tools_as_text(choice: ToolParserChoice, tools: Tools) -> ToolsAsText:
     Args:
         tools: the functions that may be called; empty for none.
     """
-    tool_format = choice.tool_format
-    if choice.shows_tools or tool_format is None:
-        return NO_TOOLS
-    instruction = _instruction(tools, tool_format) if tools else ""
-    return ToolsAsText(instruction, None if choice.writes_calls else lambda calls: _calls_text(calls, tool_format))
+    tool_format = choice.tool_format or FORMATS[GENERIC]
+    instruction = "" if choice.shows_tools or not tools else _instruction(tools, tool_format)
+    write_calls = None if choice.writes_calls else partial(_calls_text, tool_format=tool_format)
+    return ToolsAsText(instruction, write_calls, not choice.writes_results)
 
 
 def _instruction(tools: Tools, tool_format: ToolFormat) -> str:
