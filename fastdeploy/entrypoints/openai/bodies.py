@@ -177,7 +177,9 @@ def _check_without_effect(rules: FieldRules, name: str, value: Any) -> None:
     """Check a field that the server does not use."""
     if name in rules.refused:
         _check_refused(rules, name, value)
-    elif name == "metadata":
+        return
+    rules.note(name, name, value)
+    if name == "metadata":
         _check_metadata(value)
 
 

@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import shorten
+from fastdeploy.entrypoints.openai.notes import note_once
+
+_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -15,13 +22,37 @@ class FieldRules:
     Attributes:
         without_effect: field -> why it is accepted without effect.
         refused: field -> why it is refused, and the values that are accepted because they request nothing.
+        noted: fields without effect that ask for something, so that the log says once that they have none -> the
+            values that they may have; none if any value is accepted.
     """
 
     without_effect: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
+    noted: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, kw_only=True)
+
+    def note(self, name: str, key: str, value: Any) -> None:
+        """Check the value of a field without effect, and log the field if it asks for something.
+
+        Args:
+            name: the field's path, such as `text.verbosity`, whose last part is `key`.
+
+        Raises:
+            InvalidRequestError: the field may not have this value.
+        """
+        if key not in self.noted:
+            return
+        values = self.noted[key]
+        if values and value not in values:
+            raise InvalidRequestError(name, f"expected one of {', '.join(values)}, got {shorten(value)}")
+        note_once(f"the field {without_indices(name)} has no effect: {self.without_effect[key]}")
 
 
 NO_RULES = FieldRules()
+
+
+def without_indices(name: str) -> str:
+    """Return a path without its indices, such as `tools.name` of `tools[3].name`, for the log."""
+    return _INDEX.sub("", name)
 
 
 def rules_of(model: type) -> FieldRules:
@@ -40,6 +71,8 @@ def objects_of(model: type) -> Mapping[str, Collection[str]]:
 
 
 _SERVICE = "identifies or stores the request in a hosted service"
+LENGTH_BY_PROMPT = "the length of the answer is described in the prompt"
+VERBOSITIES = ("low", "medium", "high")
 _RENDERED = "belongs to vLLM's routes that only render a prompt"
 WITHOUT_EFFECT: dict[str, str] = {
     "user": _SERVICE,
@@ -53,8 +86,11 @@ WITHOUT_EFFECT: dict[str, str] = {
     "session_id": "equal prefixes are found without it",
     "return_token_offsets": _RENDERED,
     "return_mm_kwargs": _RENDERED,
+    "verbosity": LENGTH_BY_PROMPT,
 }
 """Field -> why it is accepted without effect."""
+NOTED: dict[str, tuple[Any, ...]] = {"verbosity": VERBOSITIES}
+"""Fields of `WITHOUT_EFFECT` that ask for something -> the values that they may have."""
 
 _OFF: tuple[Any, ...] = (False, [], {}, "", 0)
 _TEXT_ONLY = "this server reads and writes text only"
@@ -71,7 +107,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "media_io_kwargs": (_TEXT_ONLY, ({},)),
     "prompt_embeds": ("prompts are text or token ids", ([],)),
     "prediction": ("speculation finds repeated text without it", ()),
-    "verbosity": ("describe the length of the answer in the prompt", ("medium",)),
     "web_search_options": ("web search is not supported", ()),
     "use_beam_search": (_NO_BEAM_SEARCH, (False,)),
     "length_penalty": (_NO_BEAM_SEARCH, (1, 1.0)),

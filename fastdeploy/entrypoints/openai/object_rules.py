@@ -8,7 +8,6 @@ with the types of the official clients by tests.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +15,9 @@ from typing import Any
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import shorten
 from fastdeploy.entrypoints.openai.errors import ApiError
-from fastdeploy.entrypoints.openai.field_rules import FieldRules
+from fastdeploy.entrypoints.openai.field_rules import FieldRules, without_indices
+from fastdeploy.entrypoints.openai.notes import note_once
 from fastdeploy.entrypoints.openai.unknown_fields import IGNORED_FIELDS
-
-_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class ObjectRules(FieldRules):
             ignores_unknown: leave unknown keys out and log them (--ignore-unknown-fields).
 
         Raises:
-            InvalidRequestError: it is no object, or a required key is missing.
+            InvalidRequestError: it is no object, a required key is missing, or a key has a wrong value.
             ApiError: 400, a key is unknown, or refused and its value requests something.
         """
         if not isinstance(given, Mapping):
@@ -55,10 +53,12 @@ class ObjectRules(FieldRules):
                 used[key] = value
             elif key in self.refused:
                 self._check_refused(place, key, value)
-            elif key not in self.without_effect:
+            elif key in self.without_effect:
+                self.note(f"{place}.{key}", key, value)
+            else:
                 if not ignores_unknown:
                     raise self._unknown_key(place, key)
-                IGNORED_FIELDS.record(f"{_INDEX.sub('', place)}.{key}")
+                IGNORED_FIELDS.record(f"{without_indices(place)}.{key}")
         for key in self.required:
             if key not in used:
                 raise InvalidRequestError(f"{place}.{key}", "is missing")
@@ -89,11 +89,25 @@ class TypeRules:
         honoured: type -> the rules of its keys.
         refused: type -> why it is refused and what to do instead.
         default: the type of an object without one; empty if every object needs one.
+        left_out: type -> why the request is answered as if objects of this type were not there.
     """
 
     honoured: Mapping[str, ObjectRules]
     refused: Mapping[str, str] = field(default_factory=dict)
     default: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def leaves_out(self, what: str, given: Any) -> bool:
+        """Return whether an object is left out because of its type; the log says so once for each type.
+
+        Args:
+            what: the objects, in the log's words.
+        """
+        kind = given.get("type") if isinstance(given, Mapping) else None
+        if not isinstance(kind, str) or kind not in self.left_out:
+            return False
+        note_once(f"{what} of type {kind} are left out: {self.left_out[kind]}")
+        return True
 
     def read(self, place: str, given: Any, ignores_unknown: bool = False) -> tuple[str, dict[str, Any]]:
         """Return the type of an object and its honoured keys that are not null; see `ObjectRules.read`.
@@ -115,13 +129,16 @@ class TypeRules:
         return kind, self.honoured[kind].read(place, given, ignores_unknown)
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the honoured types, for the OpenAPI document."""
+        """Return the JSON schema of the types that are accepted, for the OpenAPI document."""
         schemas = []
         for name, rules in self.honoured.items():
             schema = rules.schema()
             schema["properties"]["type"] = {"const": name}
             schema["required"] += ["type"] if name != self.default else []
             schemas.append(schema)
+        if self.left_out:
+            kinds = {"enum": list(self.left_out), "description": "objects of these types are left out"}
+            schemas.append({"type": "object", "properties": {"type": kinds}, "required": ["type"]})
         return {"anyOf": schemas}
 
 

@@ -29,9 +29,10 @@ _COMMON_WITHOUT_EFFECT: dict[str, str] = {
     "workspace_id": f"is a header, or {_SERVICE}",
     "billing_policy": "nothing is billed",
     "speed": _ONE_SPEED,
+    "mcp_servers": _HOSTED_TOOLS,
 }
+_NOTED: dict[str, tuple[Any, ...]] = {"mcp_servers": ()}
 _COMMON_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "mcp_servers": (_HOSTED_TOOLS, ([],)),
     "compaction": ("summarize the conversation with a request of your own", ()),
 }
 MESSAGE_RULES = FieldRules(
@@ -42,6 +43,7 @@ MESSAGE_RULES = FieldRules(
         "inference_geo": "the server runs where it was started",
         "diagnostics": "prompts are not compared with earlier ones; see `cache_read_input_tokens`",
     },
+    noted=_NOTED,
     refused={
         **_COMMON_REFUSED,
         "container": (_HOSTED_TOOLS, ()),
@@ -58,7 +60,7 @@ MESSAGE_RULES = FieldRules(
     },
 )
 """Fields of a body of /v1/messages that are not honoured."""
-COUNT_RULES = FieldRules(without_effect=_COMMON_WITHOUT_EFFECT, refused=_COMMON_REFUSED)
+COUNT_RULES = FieldRules(without_effect=_COMMON_WITHOUT_EFFECT, refused=_COMMON_REFUSED, noted=_NOTED)
 """Fields of a body of /v1/messages/count_tokens that are not honoured."""
 
 
@@ -166,11 +168,12 @@ _SERVER_TOOLS = (
     "mcp_toolset",
 )
 _CUSTOM_TOOL = ObjectRules(
-    {**_CACHE, "eager_input_streaming": "the input is always streamed as it is generated"},
     {
-        "allowed_callers": ("only the model calls tools", _DIRECT),
-        "defer_loading": ("send only the tools that the model may call now", (False,)),
+        **_CACHE,
+        "eager_input_streaming": "the input is always streamed as it is generated",
+        "defer_loading": "all tools are in the prompt from the beginning",
     },
+    {"allowed_callers": ("only the model calls tools", _DIRECT)},
     {
         "type": "custom, or absent",
         "name": "1 to 128 of the characters a-z, A-Z, 0-9, _ and -",
@@ -183,8 +186,8 @@ _CUSTOM_TOOL = ObjectRules(
 )
 TOOLS = TypeRules(
     {"custom": _CUSTOM_TOOL},
-    {**dict.fromkeys(_CLIENT_TOOLS, _NO_SCHEMA), **dict.fromkeys(_SERVER_TOOLS, _HOSTED_TOOLS)},
     default="custom",
+    left_out={**dict.fromkeys(_CLIENT_TOOLS, _NO_SCHEMA), **dict.fromkeys(_SERVER_TOOLS, _HOSTED_TOOLS)},
 )
 
 _PARALLEL = {**_TYPE, "disable_parallel_tool_use": "true allows at most one call"}

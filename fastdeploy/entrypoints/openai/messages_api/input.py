@@ -41,7 +41,7 @@ ATTRIBUTION_NOTE = (
 )
 THINKING_NOTE = "/v1/messages: `thinking` has no effect, because the server has no --reasoning-parser"
 _CHAT_MESSAGE = re.compile(r"messages\[(\d+)\]")
-_CHAT_TOOL = re.compile(r"(tools\[\d+\])\.function\b")
+_CHAT_TOOL = re.compile(r"tools\[(\d+)\](?:\.function\b)?")
 _NAMES = {
     "stop": "stop_sequences",
     "reasoning_max_tokens": "thinking.budget_tokens",
@@ -60,12 +60,14 @@ class ChatInput:
 
     Attributes:
         places: where each message of the chat is in the client's body.
+        tool_places: where each tool of the chat is in the client's body.
         format_field: the client's field that says what the output must look like.
         hides_thinking: the text of the reasoning is left out of the answer.
     """
 
     request: ChatCompletionRequest
     places: Sequence[str]
+    tool_places: Sequence[str] = ()
     format_field: str = "output_config.format"
     hides_thinking: bool = False
 
@@ -75,7 +77,9 @@ class ChatInput:
             return self.places[int(found.group(1))]
         if name.startswith("response_format"):
             return self.format_field
-        name = _CHAT_TOOL.sub(r"\1", name).replace("].parameters", "].input_schema")
+        if (found := _CHAT_TOOL.match(name)) is not None:
+            rest = name[found.end() :].replace(".parameters", ".input_schema", 1)
+            return self.tool_places[int(found.group(1))] + rest
         return _NAMES.get(name, name)
 
 
@@ -101,10 +105,12 @@ def chat_input(
     values: dict[str, Any] = {"model": body.model, "messages": conversation.messages()}
     if conversation.is_continued():
         values["continue_final_message"] = True
-    if body.tools:
-        values["tools"] = [_function(f"tools[{i}]", tool, ignores_unknown) for i, tool in enumerate(body.tools)]
+    tools = _functions(body.tools or [], ignores_unknown)
+    values["tools"] = [*tools.values()] or None
     if body.tool_choice is not None:
         values |= _tool_choice(body.tool_choice, ignores_unknown)
+    if body.tools and not tools:  # all of them are left out
+        values.pop("parallel_tool_calls", None)
     if "effort" in config:
         values["reasoning_effort"] = _one_of("output_config.effort", config["effort"], EFFORTS)
     format_field, response_format = _response_format(config.get("format"), body.output_format, ignores_unknown)
@@ -116,7 +122,7 @@ def chat_input(
     }
     if isinstance(body, MessagesRequest):
         values |= _generation_values(body)
-    return ChatInput(ChatCompletionRequest(**values), conversation.places, format_field, thinking.is_hidden)
+    return ChatInput(ChatCompletionRequest(**values), conversation.places, [*tools], format_field, thinking.is_hidden)
 
 
 def _generation_values(body: MessagesRequest) -> dict[str, Any]:
@@ -260,12 +266,17 @@ def _without_attribution(text: str) -> str | None:
     return text[found.end() :] or None
 
 
-def _function(place: str, given: Any, ignores_unknown: bool) -> dict[str, Any]:
-    """Return a tool in the format of a chat."""
-    _, tool = TOOLS.read(place, given, ignores_unknown)
-    tool.pop("type", None)
-    tool["parameters"] = tool.pop("input_schema")
-    return {"type": "function", "function": tool}
+def _functions(given: Sequence[Any], ignores_unknown: bool) -> dict[str, dict[str, Any]]:
+    """Return the tools in the format of a chat, by their places in the body, without those that are left out."""
+    functions = {}
+    for i, one in enumerate(given):
+        if TOOLS.leaves_out("/v1/messages: tools", one):
+            continue
+        _, tool = TOOLS.read(f"tools[{i}]", one, ignores_unknown)
+        tool.pop("type", None)
+        tool["parameters"] = tool.pop("input_schema")
+        functions[f"tools[{i}]"] = {"type": "function", "function": tool}
+    return functions
 
 
 def _tool_choice(given: Any, ignores_unknown: bool) -> dict[str, Any]:

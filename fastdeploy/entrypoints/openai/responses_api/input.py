@@ -11,12 +11,13 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import shorten
 from fastdeploy.detokenize.messages import MAX_MESSAGE_ITEMS
 from fastdeploy.entrypoints.openai.errors import ApiError
+from fastdeploy.entrypoints.openai.notes import note_once
 from fastdeploy.entrypoints.openai.object_rules import TypeRules
 from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES, ChatCompletionRequest
 from fastdeploy.entrypoints.openai.responses_api.protocol import (
-    ALLOWED_TOOLS,
     CHAT_FIELDS,
     INCLUDES,
+    INCLUDES_WITHOUT_EFFECT,
     INPUT_ITEMS,
     INPUT_PARTS,
     LOGPROBS,
@@ -28,10 +29,9 @@ from fastdeploy.entrypoints.openai.responses_api.protocol import (
     SUMMARY_PARTS,
     TEXT,
     TEXT_FORMATS,
-    TOOL_CHOICES,
-    TOOLS,
     ResponsesRequest,
 )
+from fastdeploy.entrypoints.openai.responses_api.tools import ToolSet, check_texts, joined_name
 
 ROLES = ("user", "assistant", "system", "developer")
 STATIC_NAMES = {
@@ -66,7 +66,8 @@ class Translation:
         has_logprobs: the answer has log-probabilities.
         effort: `reasoning.effort`.
         text_format: `text.format`.
-        tools, tool_choice: as the answer repeats them.
+        tools: the functions and their names.
+        tool_choice: as the answer repeats it.
     """
 
     chat: ChatCompletionRequest
@@ -74,7 +75,7 @@ class Translation:
     has_logprobs: bool
     effort: str | None
     text_format: dict[str, Any]
-    tools: list[dict[str, Any]]
+    tools: ToolSet
     tool_choice: str | dict[str, Any]
 
     def rename(self, name: str) -> str:
@@ -90,7 +91,8 @@ class Translation:
 
     def _names(self) -> dict[str, str]:
         names = dict(STATIC_NAMES)
-        names.update({f"tools[{i}].function": f"tools[{i}]" for i in range(len(self.tools))})
+        for i, place in enumerate(self.tools.places):
+            names[f"tools[{i}]"] = names[f"tools[{i}].function"] = place
         for i, message in enumerate(self.messages):
             names[f"messages[{i}]"] = message.place
             if not message.place.endswith("]"):  # a field that is the content itself
@@ -114,16 +116,16 @@ def translate(body: ResponsesRequest, ignores_unknown: bool) -> Translation:
     _check_options(body, ignores_unknown)
     messages = _messages(body, ignores_unknown)
     text_format, effort = _text_format(body.text, ignores_unknown), _effort(body.reasoning, ignores_unknown)
-    tools = [_tool(f"tools[{i}]", tool, ignores_unknown) for i, tool in enumerate(body.tools or [])]
-    has_logprobs = _has_logprobs(body)
+    tools = ToolSet(body.tools or [], ignores_unknown)
+    has_logprobs = _has_logprobs(body, tools)
     chat = ChatCompletionRequest(
         messages=[message.content for message in messages],
         max_completion_tokens=body.max_output_tokens,
         response_format=_chat_format(text_format) if text_format != {"type": "text"} else None,
         reasoning_effort=effort,
-        tools=[_chat_tool(tool) for tool in tools] or None,
-        tool_choice=_chat_choice(body.tool_choice, ignores_unknown),
-        parallel_tool_calls=body.parallel_tool_calls if tools else None,
+        tools=tools.chat_tools or None,
+        tool_choice=tools.chat_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls if tools.places else None,
         logprobs=has_logprobs,
         top_logprobs=body.top_logprobs if has_logprobs else None,
         **{name: getattr(body, name) for name in CHAT_FIELDS},
@@ -147,17 +149,20 @@ def _check_options(body: ResponsesRequest, ignores_unknown: bool) -> None:
         raise InvalidRequestError("truncation", f"expected disabled, got {shorten(body.truncation)}")
 
 
-def _has_logprobs(body: ResponsesRequest) -> bool:
+def _has_logprobs(body: ResponsesRequest, tools: ToolSet) -> bool:
+    """Return whether the answer has log-probabilities; other things that it may include are not there."""
     for name in body.include or ():
         if name not in INCLUDES:
             message = f"include: {shorten(name)} is not available; expected {', '.join(INCLUDES)}"
             raise ApiError(400, message, param="include", code="unsupported_parameter")
+        if name in INCLUDES_WITHOUT_EFFECT:
+            note_once(f"/v1/responses: include {name} has no effect: {INCLUDES_WITHOUT_EFFECT[name]}")
     has_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs is not None:
         FIELD_RANGES["top_logprobs"].check("top_logprobs", body.top_logprobs)
         if body.top_logprobs and not has_logprobs:
             raise InvalidRequestError("top_logprobs", f'needs include: ["{LOGPROBS}"]')
-    if has_logprobs and body.tools and body.tool_choice != "none":
+    if has_logprobs and tools.places and body.tool_choice != "none":
         reason = "cannot be combined with tools that may be called: calls have no log-probabilities"
         raise InvalidRequestError("include", f"{LOGPROBS} {reason}")
     return has_logprobs
@@ -220,22 +225,23 @@ class _Turns:
         message.place = place
 
     def _add_call(self, place: str, given: dict[str, Any]) -> None:
-        _check_texts(place, given, ("name", "arguments", "call_id"))
+        check_texts(place, given, ("name", "namespace", "arguments", "call_id"))
         message = self._assistant(place, ())
-        function = {"name": given["name"], "arguments": given["arguments"]}
+        name = joined_name(given["name"], given.get("namespace"))
+        function = {"name": name, "arguments": given["arguments"]}
         calls = message.content.setdefault("tool_calls", [])
         calls.append({"id": given["call_id"], "type": "function", "function": function})
         message.call_places.append(place)
 
     def _add_output(self, place: str, given: dict[str, Any]) -> None:
-        _check_texts(place, given, ("call_id", "name"))
+        check_texts(place, given, ("call_id", "name", "namespace"))
         output = given["output"]
         if not isinstance(output, str):
             parts = self._read_parts(f"{place}.output", output, OUTPUT_PARTS)
             output = [_chat_part(*one, "tool") for one in parts]
         message = {"role": "tool", "tool_call_id": given["call_id"], "content": output}
         if "name" in given:
-            message["name"] = given["name"]
+            message["name"] = joined_name(given["name"], given.get("namespace"))
         self._append(place, message)
         self._open = None
 
@@ -264,7 +270,7 @@ class _Turns:
         """Return the joined texts of a list of parts."""
         parts = self._read_parts(place, given, rules)
         for part_place, _, part in parts:
-            _check_texts(part_place, part, ("text",))
+            check_texts(part_place, part, ("text",))
         return "\n".join(part["text"] for _, _, part in parts)
 
     def _append(self, place: str, content: dict[str, Any]) -> _Message:
@@ -276,14 +282,8 @@ def _chat_part(place: str, kind: str, given: dict[str, Any], role: str) -> dict[
     key = "refusal" if kind == "refusal" else "text"
     if kind != "input_text" and role != "assistant":
         raise InvalidRequestError(f"{place}.type", f"expected input_text for role {role}, got {kind}")
-    _check_texts(place, given, (key,))
+    check_texts(place, given, (key,))
     return {"type": key, key: given[key]}
-
-
-def _check_texts(place: str, given: dict[str, Any], keys: Sequence[str]) -> None:
-    for key in keys:
-        if not isinstance(given.get(key, ""), str):
-            raise InvalidRequestError(f"{place}.{key}", f"expected text, got {shorten(given[key])}")
 
 
 def _text_format(text: dict[str, Any] | None, ignores_unknown: bool) -> dict[str, Any]:
@@ -306,28 +306,3 @@ def _effort(reasoning: dict[str, Any] | None, ignores_unknown: bool) -> str | No
     if effort is not None and not isinstance(effort, str):
         raise InvalidRequestError("reasoning.effort", f"expected text, got {shorten(effort)}")
     return effort
-
-
-def _tool(place: str, given: Any, ignores_unknown: bool) -> dict[str, Any]:
-    """Return a function as the answer repeats it."""
-    _, keys = TOOLS.read(place, given, ignores_unknown)
-    return {**keys, "parameters": keys.get("parameters"), "strict": keys.get("strict"), "type": "function"}
-
-
-def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = {key: value for key, value in tool.items() if key != "type" and value is not None}
-    return {"type": "function", "function": function}
-
-
-def _chat_choice(choice: str | dict[str, Any] | None, ignores_unknown: bool) -> str | dict[str, Any] | None:
-    if not isinstance(choice, dict):
-        return choice
-    kind, keys = TOOL_CHOICES.read("tool_choice", choice, ignores_unknown)
-    if kind == "function":
-        return {"type": "function", "function": {"name": keys["name"]}}
-    tools = keys["tools"]
-    if not isinstance(tools, list):
-        raise InvalidRequestError("tool_choice.tools", f"expected a list of functions, got {shorten(tools)}")
-    read = [ALLOWED_TOOLS.read(f"tool_choice.tools[{i}]", tool, ignores_unknown)[1] for i, tool in enumerate(tools)]
-    functions = [{"type": "function", "function": {"name": tool["name"]}} for tool in read]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": keys["mode"], "tools": functions}}

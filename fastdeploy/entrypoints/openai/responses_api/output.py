@@ -68,6 +68,7 @@ class FunctionCallItem(ResponseBody, kw_only=True, tag_field="type", tag="functi
     """A call of a function.
 
     Attributes:
+        namespace: of the function, if it has one
         call_id: name of the call, which its output repeats
         arguments: JSON text, as the model wrote it
     """
@@ -76,6 +77,7 @@ class FunctionCallItem(ResponseBody, kw_only=True, tag_field="type", tag="functi
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
 
 

@@ -7,13 +7,25 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from fastdeploy.detokenize.messages import MAX_TOOLS
-from fastdeploy.entrypoints.openai.field_rules import FieldRules
+from fastdeploy.entrypoints.openai.field_rules import LENGTH_BY_PROMPT, VERBOSITIES, FieldRules
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
 from fastdeploy.entrypoints.openai.protocol import GenerationFields, RequestFields
 
 LOGPROBS = "message.output_text.logprobs"
-INCLUDES = (LOGPROBS,)
+INCLUDES_WITHOUT_EFFECT = {
+    "reasoning.encrypted_content": "reasoning is returned as text, and taken back as text",
+    "message.input_image.image_url": "messages have no images",
+    **dict.fromkeys(
+        (
+            *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+            *("computer_call_output.output.image_url", "code_interpreter_call.outputs"),
+        ),
+        "there are no hosted tools, so there are no calls of them",
+    ),
+}
+"""Value of `include` -> why an answer has nothing of the kind."""
+INCLUDES = (LOGPROBS, *INCLUDES_WITHOUT_EFFECT)
 
 _NOT_STORED = "responses are not stored; send the whole conversation as input"
 _TEXT_ONLY = "this server reads and writes text only"
@@ -22,7 +34,6 @@ _HOSTED_ITEM = "there are no hosted tools, so there are no calls of them"
 _NO_PROGRAMS = "models do not call tools from programs here"
 _CALLER: tuple[Any, ...] = ({"type": "direct"},)
 _CALLERS: tuple[Any, ...] = ([], ["direct"])
-_NAMESPACE = "functions have no namespaces here; use names that differ"
 _BACKGROUND_CALLS = "calls are made in the answer, not beside it"
 _FOUND = "equal prefixes are found without it; `cache_salt` separates them"
 _ID = "items are not stored"
@@ -35,7 +46,9 @@ BODY_RULES = FieldRules(
         "service_tier": "there is one tier; the answer says `default`",
         "prompt_cache_key": _FOUND,
         "prompt_cache_retention": "cached prefixes stay as long as there is room",
+        "client_metadata": "it describes the client's session",
     },
+    noted={"client_metadata": ()},
     refused={
         "previous_response_id": (_NOT_STORED, ()),
         "conversation": (_NOT_STORED, ()),
@@ -67,7 +80,6 @@ _ITEM = {"id": _ID, "status": "what is sent counts as complete"}
 _CALL_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     **_AGENT,
     "caller": (_NO_PROGRAMS, _CALLER),
-    "namespace": (_NAMESPACE, ("",)),
 }
 
 INPUT_PARTS = TypeRules(
@@ -117,6 +129,7 @@ INPUT_ITEMS = TypeRules(
             honoured={
                 **_TYPE,
                 "name": "name of the function",
+                "namespace": "namespace of the function; its name in the prompt begins with it",
                 "arguments": "JSON text",
                 "call_id": "name of the call, which its output repeats",
             },
@@ -130,6 +143,7 @@ INPUT_ITEMS = TypeRules(
                 "call_id": "name of the call",
                 "output": "a text, or a list of parts",
                 "name": "name of the function, for the template",
+                "namespace": "namespace of the function, for the template",
             },
             required=("call_id", "output"),
         ),
@@ -167,28 +181,37 @@ INPUT_ITEMS = TypeRules(
     default="message",
 )
 
+_FUNCTION = ObjectRules(
+    {
+        "output_schema": "what functions return is not checked",
+        "defer_loading": "all functions are in the prompt from the beginning",
+    },
+    {"async": (_BACKGROUND_CALLS, (False,)), "allowed_callers": (_NO_PROGRAMS, _CALLERS)},
+    honoured={
+        **_TYPE,
+        "name": "name of the function",
+        "description": "for the template",
+        "parameters": "JSON schema of the arguments",
+        "strict": "true enforces the schema",
+    },
+    required=("name",),
+)
+_CUSTOM = {"custom": "use a function with one parameter of type string"}
 TOOLS = TypeRules(
     honoured={
-        "function": ObjectRules(
-            {"output_schema": "what functions return is not checked"},
-            {
-                "async": (_BACKGROUND_CALLS, (False,)),
-                "allowed_callers": (_NO_PROGRAMS, _CALLERS),
-                "defer_loading": ("all functions are in the prompt", (False,)),
-            },
+        "function": _FUNCTION,
+        "namespace": ObjectRules(
             honoured={
                 **_TYPE,
-                "name": "name of the function",
-                "description": "for the template",
-                "parameters": "JSON schema of the arguments",
-                "strict": "true enforces the schema",
+                "name": "name of the namespace; the prompt shows its functions as `NAMESPACE__FUNCTION`",
+                "description": "in the prompt in front of the description of its first function",
+                "tools": "its functions",
             },
-            required=("name",),
-        )
+            required=("name", "tools"),
+        ),
     },
-    refused={
-        "custom": "use a function with one parameter of type string",
-        "namespace": _NAMESPACE,
+    left_out={
+        **_CUSTOM,
         "programmatic_tool_calling": _NO_PROGRAMS,
         **dict.fromkeys(
             (
@@ -200,15 +223,19 @@ TOOLS = TypeRules(
         ),
     },
 )
+NAMESPACE_TOOLS = TypeRules({"function": _FUNCTION}, left_out=_CUSTOM)
 
 TOOL_CHOICES = TypeRules(
     honoured={
-        "function": ObjectRules(honoured={**_TYPE, "name": "the function that must be called"}, required=("name",)),
+        "function": ObjectRules(
+            honoured={**_TYPE, "name": "the function that must be called", "namespace": "its namespace, if it has one"},
+            required=("name",),
+        ),
         "allowed_tools": ObjectRules(
             honoured={
                 **_TYPE,
                 "mode": "`auto` or `required`",
-                "tools": "the functions that may be called, as objects of type `function` with `name`",
+                "tools": "what may be called: objects of type `function`, or `namespace` for all of its functions",
             },
             required=("mode", "tools"),
         ),
@@ -226,10 +253,17 @@ TOOL_CHOICES = TypeRules(
     },
 )
 
-ALLOWED_TOOLS = TypeRules({"function": TOOL_CHOICES.honoured["function"]}, TOOLS.refused)
+ALLOWED_TOOLS = TypeRules(
+    {
+        "function": TOOL_CHOICES.honoured["function"],
+        "namespace": ObjectRules(honoured={**_TYPE, "name": "name of the namespace"}, required=("name",)),
+    },
+    TOOLS.left_out,
+)
 
 TEXT = ObjectRules(
-    refused={"verbosity": ("describe the length of the answer in the instructions", ("medium",))},
+    {"verbosity": f"{LENGTH_BY_PROMPT}; the answer says `medium`"},
+    noted={"verbosity": VERBOSITIES},
     honoured={"format": "what the text follows"},
 )
 TEXT_FORMATS = TypeRules(
@@ -275,6 +309,7 @@ OBJECTS: dict[str, ObjectRules | TypeRules] = {
     "Parts of a reasoning item's `content`": REASONING_PARTS,
     "Parts of a reasoning item's `summary`": SUMMARY_PARTS,
     "Objects in `tools`": TOOLS,
+    "Objects in a namespace's `tools`": NAMESPACE_TOOLS,
     "Objects as `tool_choice`": TOOL_CHOICES,
     "Objects in `tool_choice.tools`": ALLOWED_TOOLS,
     "`text`": TEXT,
@@ -296,11 +331,13 @@ class ResponsesRequest(RequestFields, kw_only=True):
             well
         text: `format`, which the text follows
         reasoning: `effort` of the reasoning
-        tools: functions that the model may call, at most 1024
+        tools: functions that the model may call, at most 1024, and namespaces of functions; tools of other types are
+            left out, and the answer does not repeat them
         tool_choice: `none`, `auto`, `required`, one function, or `allowed_tools`
         parallel_tool_calls: false allows at most one call
         max_tool_calls: returned with the answer; it limits calls of hosted tools, of which there are none
-        include: `message.output_text.logprobs` adds the log-probabilities of the text's tokens
+        include: `message.output_text.logprobs` adds the log-probabilities of the text's tokens; other values of
+            OpenAI's reference are accepted, but answers have nothing of the kind
         top_logprobs: number of alternatives per token; needs `include`
         truncation: `disabled`; an input that does not fit is an error
         store: responses are not stored, whatever it is; the answer says `store: false`

@@ -70,7 +70,7 @@ class ServingResponses(Serving):
         with renamed_errors(self._translation.rename):
             self._turn = ChatTurn(server, self._translation.chat, self.response_id)
         self.requests = [self._turn.request]
-        self._builder = OutputBuilder(has_events=body.stream)
+        self._builder = OutputBuilder(body.stream, self._translation.tools.split_name)
         self._pending: list[TokenLogprobs] = []  # of the tokens whose text no part has had yet
         self._num_tokens = 0
         self._seed: int | None = None
@@ -200,7 +200,7 @@ class ServingResponses(Serving):
             temperature=params.temperature,
             text=TextSettings(format=translation.text_format),
             tool_choice=translation.tool_choice,
-            tools=translation.tools,
+            tools=translation.tools.repeated,
             top_logprobs=body.top_logprobs or 0,
             top_p=params.top_p,
             seed=UNSET if self._seed is None else self._seed,

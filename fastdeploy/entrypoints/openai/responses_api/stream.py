@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
@@ -31,6 +31,7 @@ from fastdeploy.entrypoints.openai.responses_api.output import (
     encode_event,
 )
 
+SplitName = Callable[[str], tuple[str | None, str]]
 _KINDS = {"reasoning": ReasoningItem, "content": OutputMessage}  # of parts -> their items; calls are items of their own
 
 
@@ -41,9 +42,14 @@ class OutputBuilder:
     item grows.
     """
 
-    def __init__(self, has_events: bool) -> None:
-        """Build items, and with `has_events` their events."""
+    def __init__(self, has_events: bool, split_name: SplitName) -> None:
+        """Build items, and with `has_events` their events.
+
+        Args:
+            split_name: returns namespace and name of the function that the model calls by a name.
+        """
         self._has_events = has_events
+        self._split_name = split_name
         self.items: list[OutputItem] = []
         self._texts: list[str] = []  # of the open item
         self._logprobs: list[OutputTokenLogprob] = []
@@ -75,7 +81,7 @@ class OutputBuilder:
         for part in parts:
             match part.kind:
                 case "call":
-                    self._open(_new_call(part.text))
+                    self._open(_new_call(*self._split_name(part.text)))
                 case "arguments":
                     self._add_arguments(part.text)
                 case kind:
@@ -170,8 +176,11 @@ class OutputBuilder:
         return {"item_id": self.items[-1].id, "output_index": len(self.items) - 1}
 
 
-def _new_call(name: str) -> FunctionCallItem:
-    return FunctionCallItem(id=_new_id("fc"), status="in_progress", call_id=_new_id("call"), name=name)
+def _new_call(namespace: str | None, name: str) -> FunctionCallItem:
+    item = FunctionCallItem(id=_new_id("fc"), status="in_progress", call_id=_new_id("call"), name=name)
+    if namespace is not None:
+        item.namespace = namespace
+    return item
 
 
 def _new_id(prefix: str) -> str:
