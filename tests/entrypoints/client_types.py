@@ -35,7 +35,7 @@ def keys_of(model: type) -> dict[str, Any]:
 
 def type_names(model: type) -> tuple[str, ...]:
     """Return the values of the key `type` of an object type; none if it has no such key."""
-    return tuple(value for value in _literals(keys_of(model).get("type")) if value is not None)
+    return tuple(value for value in literals(keys_of(model).get("type")) if value is not None)
 
 
 def missing_types(rules: TypeRules, models: Iterable[type]) -> Iterator[str]:
@@ -48,11 +48,11 @@ def missing_types(rules: TypeRules, models: Iterable[type]) -> Iterator[str]:
         names = type_names(model) or (rules.default,)
         for name in names:
             seen.add(name)
-            if (name in rules.honoured) == (name in rules.refused):
+            if sum(name in one for one in (rules.honoured, rules.refused, rules.left_out)) != 1:
                 yield name
             elif name in rules.honoured:
                 yield from (f"{name}.{key}" for key in missing_keys(rules.honoured[name], keys_of(model)))
-    yield from (f"{name}: no client has it" for name in {*rules.honoured, *rules.refused} - seen)
+    yield from (f"{name}: no client has it" for name in {*rules.honoured, *rules.refused, *rules.left_out} - seen)
 
 
 def missing_keys(rules: ObjectRules, keys: Iterable[str]) -> Iterator[str]:
@@ -70,13 +70,14 @@ def _classes(rules: FieldRules, honoured: Iterable[str]) -> tuple[Iterable[str],
     return tuple(honoured), rules.without_effect, rules.refused
 
 
-def _literals(kind: Any) -> Iterator[Any]:
+def literals(kind: Any) -> Iterator[Any]:
+    """Yield the literal values in a type, such as those of a union or of the items of a list."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         yield from arguments
-    elif origin in (*WRAPPERS, *UNIONS):
+    elif origin is not None:
         for part in arguments:
-            yield from _literals(part)
+            yield from literals(part)
 
 
 def _sent_name(name: str, kind: Any) -> str:

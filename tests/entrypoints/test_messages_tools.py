@@ -13,6 +13,7 @@ import pydantic
 import pytest
 from anthropic import beta_tool
 
+from fastdeploy.entrypoints.openai.messages_api.fields import TOOLS as TOOL_RULES
 from fastdeploy.entrypoints.openai.messages_api.input import chat_input
 from fastdeploy.entrypoints.openai.messages_api.protocol import MessagesRequest
 from tests.entrypoints.anthropic_client import messages_client
@@ -29,6 +30,9 @@ WEATHER: dict[str, Any] = {
 }
 NOW: dict[str, Any] = {"type": "custom", "name": "now", "input_schema": {"type": "object", "properties": {}}}
 TOOLS: list[Any] = [WEATHER, NOW]
+BASH: dict[str, Any] = {"type": "bash_20250124", "name": "bash"}
+SEARCH: dict[str, Any] = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+LEFT_OUT = [*TOOL_RULES.left_out]
 
 
 @pytest.fixture
@@ -171,6 +175,27 @@ def test_tools_reach_the_template_as_functions(parsing_server: ServerProcess, pa
     assert count(parsing_server, {"messages": says("a"), "tools": [examples]}) == len(tokens)
 
 
+def test_tools_that_the_server_does_not_have_are_left_out_beside_others(
+    client: anthropic.Anthropic, parsing_server: ServerProcess
+) -> None:
+    others = [{"type": kind, "name": f"n{i}"} for i, kind in enumerate(LEFT_OUT)]
+    body = {"model": "default", "messages": CONVERSATION}
+    assert count(parsing_server, {**body, "tools": [*others, *TOOLS]}) == count(
+        parsing_server, {**body, "tools": TOOLS}
+    )
+    for _ in range(2):
+        message = create(client, CALL, tools=[BASH, WEATHER, SEARCH], tool_choice={"type": "any"})
+        assert [block[1] for block in shown(message)] == ["weather"]
+    for kind in LEFT_OUT:
+        assert parsing_server.stderr.count(f"/v1/messages: tools of type {kind} are left out: ") == 1
+
+
+def test_tools_to_be_loaded_later_are_in_the_prompt(parsing_server: ServerProcess) -> None:
+    body = {"model": "default", "messages": CONVERSATION}
+    later = [{**tool, "defer_loading": True} for tool in TOOLS]
+    assert count(parsing_server, {**body, "tools": later}) == count(parsing_server, {**body, "tools": TOOLS})
+
+
 def test_choices_of_tools(client: anthropic.Anthropic) -> None:
     two = CALL + CALL_NOW
     both = create(client, two, tools=TOOLS, tool_choice={"type": "any"})
@@ -184,12 +209,17 @@ def test_choices_of_tools(client: anthropic.Anthropic) -> None:
 
 
 ERRORS: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type: bash_20250124 is not supported: has no"),
+    ({"tools": [BASH]}, "tools[0].type: bash_20250124 is not supported: it has no schema"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema: is missing"),
     ({"tools": [{"name": "x", "input_schema": {"type": "string"}}]}, "tools[0].input_schema: expected a JSON schema"),
     ({"tools": [{"name": "x" * 129, "input_schema": {"type": "object"}}]}, "tools[0].name: expected 1 to 128 of"),
     ({"tools": [NOW, NOW]}, "tools[1].name: 'now' is not unique"),
-    ({"tools": [{**NOW, "defer_loading": True}]}, "tools[0].defer_loading: send only the tools"),
+    ({"tools": [SEARCH, BASH]}, "tools[0].type: web_search_20250305 is not supported: tools do not run"),
+    ({"tools": [{"type": "mcp_toolset", "mcp_server_name": "x"}, NOW]}, "tools[0].type: mcp_toolset is not supported"),
+    ({"tools": [BASH, {"name": "x"}]}, "tools[1].input_schema: is missing"),
+    ({"tools": [BASH, NOW, SEARCH, NOW]}, "tools[3].name: 'now' is not unique"),
+    ({"tools": [BASH, {**NOW, "input_schema": {"type": "string"}}]}, "tools[1].input_schema: expected a JSON schema"),
+    ({"tools": [BASH, NOW], "tool_choice": {"type": "tool", "name": "bash"}}, "tool_choice.name: 'bash' is not one of"),
     ({"tools": [{**NOW, "parameters": {}}]}, "tools[0].parameters: unknown field"),
     ({"tools": [NOW], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name: 'x' is not one of the tools"),
     ({"tools": [NOW], "tool_choice": {"type": "required"}}, "tool_choice.type: expected one of auto, any, tool, none"),

@@ -246,6 +246,71 @@ def test_every_choice_of_tools_is_honoured_and_repeated(strict: openai.OpenAI, c
     assert [tool.name for tool in response.tools] == ["weather", "tides"]
 
 
+SPACE: Any = {"type": "namespace", "name": "sky", "description": "about the sky", "tools": [TOOL, OTHER]}
+CALL_IN_SPACE = CALL.replace("weather", "sky__weather")
+
+
+NAMED_IN_SPACE = {"type": "function", "name": "weather", "namespace": "sky"}
+ALLOWED_SPACE = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "namespace", "name": "sky"}]}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED_IN_SPACE, ALLOWED_SPACE])
+def test_a_call_of_a_namespace_has_its_name_whole_and_streamed(strict: openai.OpenAI, choice: Any) -> None:
+    options: Any = {"tools": [SPACE, TOOL, {"type": "web_search"}], "tool_choice": choice, "extra_body": NO_THINKING}
+    whole = create(strict, CALL_IN_SPACE, **options)
+    assert [(item.namespace, item.name, item.arguments) for item in whole.output] == [
+        ("sky", "weather", '{"city": "Oslo"}')
+    ]
+    assert [tool.type for tool in whole.tools] == ["namespace", "function"]
+    assert [tool.name for tool in whole.tools[0].tools] == ["weather", "tides"]
+    events = list(create(strict, CALL_IN_SPACE, stream=True, **options))
+    items = [event.item for event in events if event.type.startswith("response.output_item")]
+    assert [(item.status, item.namespace, item.name) for item in items] == [
+        ("in_progress", "sky", "weather"),
+        ("completed", "sky", "weather"),
+    ]
+    assert events[-1].response.output == [items[-1]]
+
+
+def test_a_function_beside_a_namespace_has_none(strict: openai.OpenAI) -> None:
+    response = create(strict, CALL + CALL_IN_SPACE, tools=[SPACE, TOOL], extra_body=NO_THINKING)
+    assert [item.to_dict().get("namespace", "absent") for item in response.output] == ["absent", "sky"]
+
+
+@pytest.mark.parametrize("as_sent_back", ["as it came", "by the client", "by Codex"])
+def test_items_of_an_answer_are_taken_back_whole(
+    strict: openai.OpenAI, parsing_server: ServerProcess, as_sent_back: str
+) -> None:
+    question = says(f"<think>I ask.</think>Wait.{CALL_IN_SPACE}")
+    response = strict.responses.create(
+        model="default", input=question, tools=[SPACE], include=["reasoning.encrypted_content"]
+    )
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+    items = [item.model_dump() if as_sent_back == "by the client" else item.to_dict() for item in response.output]
+    assert items[0].get("encrypted_content") is None
+    if as_sent_back == "by Codex":
+        items[0] = {**items[0], "encrypted_content": None}
+    call: Any = response.output[2]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "[[It rains.]]"}
+    second = strict.responses.create(model="default", input=[*question, *items, output], tools=[SPACE])  # type: ignore[list-item]
+    assert second.output_text == "It rains." and second.usage is not None
+    chat_call = {"id": call.call_id, "type": "function"}
+    chat_call["function"] = {"name": "sky__weather", "arguments": call.arguments}
+    functions = [{key: tool[key] for key in ("name", "description", "parameters", "strict")} for tool in SPACE["tools"]]
+    functions = [{**function, "name": f"sky__{function['name']}"} for function in functions]
+    functions[0]["description"] = "Functions sky__*: about the sky\n\nthe weather"
+    chat = {
+        "messages": [
+            *question,
+            {"role": "assistant", "reasoning_content": "I ask.", "content": "Wait.", "tool_calls": [chat_call]},
+            {"role": "tool", "tool_call_id": call.call_id, "content": "[[It rains.]]"},
+        ],
+        "tools": [{"type": "function", "function": function} for function in functions],
+    }
+    usage = parsing_server.post("/v1/chat/completions", chat).json()["usage"]
+    assert second.usage.input_tokens == usage["prompt_tokens"]
+
+
 def test_without_a_choice_of_tools_the_text_is_text(strict: openai.OpenAI) -> None:
     response = create(strict, CALL, tools=[TOOL], tool_choice="none", extra_body=NO_THINKING)
     assert [item.type for item in response.output] == ["message"]

@@ -11,12 +11,16 @@ from openai.types.beta import response_create_params as beta_params
 from openai.types.responses import response_create_params as params
 from openai.types.shared_params.reasoning import Reasoning
 
+from fastdeploy.entrypoints.openai.field_rules import VERBOSITIES
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 from fastdeploy.entrypoints.openai.responses_api.protocol import (
     ALLOWED_TOOLS,
     BODY_RULES,
+    INCLUDES,
     INPUT_ITEMS,
     INPUT_PARTS,
+    LOGPROBS,
+    NAMESPACE_TOOLS,
     OUTPUT_PARTS,
     PROMPT_CACHE_OPTIONS,
     REASONING,
@@ -29,11 +33,21 @@ from fastdeploy.entrypoints.openai.responses_api.protocol import (
     TOOLS,
     ResponsesRequest,
 )
-from tests.entrypoints.client_types import keys_of, missing_fields, missing_keys, missing_types, objects_in, type_names
+from tests.entrypoints.client_types import (
+    keys_of,
+    literals,
+    missing_fields,
+    missing_keys,
+    missing_types,
+    objects_in,
+    type_names,
+)
 from tests.entrypoints.server_process import ServerProcess
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+SPACE = {"type": "namespace", "name": "crm", "description": "about customers", "tools": [TOOL]}
+SEARCH = {"type": "web_search"}
 UNSUPPORTED, UNKNOWN, INVALID = "unsupported_parameter", "unknown_parameter", "invalid_value"
 HEADERS = {"openai-beta"}  # parameters of the client that it sends as a header
 
@@ -72,8 +86,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"temperature": -1}, "temperature", "expected a number in [0, ", INVALID),
     ({"top_logprobs": 3}, "top_logprobs", 'needs include: ["message.output_text.logprobs"]', INVALID),
     ({"top_logprobs": -2}, "top_logprobs", "expected an integer", INVALID),
-    ({"include": ["reasoning.encrypted_content"]}, "include", "'reasoning.encrypted_content' is not available",
-     UNSUPPORTED),
+    ({"include": ["message.output_text"]}, "include", "'message.output_text' is not available", UNSUPPORTED),
     ({"include": ["message.output_text.logprobs"], "tools": [TOOL], "tool_choice": "required"}, "include",
      "cannot be combined with tools that may be called", INVALID),
     ({"truncation": "auto"}, "truncation", "auto is not supported", UNSUPPORTED),
@@ -81,15 +94,32 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"metadata": {"a": 1}}, "metadata", "expected str, got int", INVALID),
     ({"stream_options": {"include_obfuscation": True}}, "stream_options", "needs stream: true", INVALID),
     ({"stream_options": {"include_usage": True}, "stream": True}, "stream_options.include_usage", "unknown", UNKNOWN),
-    ({"text": {"verbosity": "low"}}, "text.verbosity", "describe the length of the answer", UNSUPPORTED),
+    ({"text": {"verbosity": "loud"}}, "text.verbosity", "expected one of low, medium, high, got 'loud'", INVALID),
     ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "expected one of text, json_object, json", INVALID),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "is missing", INVALID),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": 5}}}, "text.format.schema",
      "expected an object, got a number", INVALID),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "expected one of none, minimal, low", INVALID),
     ({"reasoning": {"mode": "pro"}}, "reasoning.mode", "there is one mode", UNSUPPORTED),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search is not supported: there are no hosted tools",
-     UNSUPPORTED),
+    ({"tools": [{"type": "web_searches"}]}, "tools[0].type", "expected one of function, namespace, got", INVALID),
+    ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice", "needs tools", INVALID),
+    ({"tools": [SEARCH, {**TOOL, "name": "a b"}]}, "tools[1].name", "expected 1 to 128 of the characters", INVALID),
+    ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name", "is missing", INVALID),
+    ({"tools": [{**SPACE, "name": ""}]}, "tools[0].name", "expected a name of at least one character", INVALID),
+    ({"tools": [{**SPACE, "name": 5}]}, "tools[0].name", "expected text, got 5", INVALID),
+    ({"tools": [{**SPACE, "tools": {}}]}, "tools[0].tools", "expected a list of functions", INVALID),
+    ({"tools": [{**SPACE, "tools": [SPACE]}]}, "tools[0].tools[0].type", "expected one of function, got", INVALID),
+    ({"tools": [{**SPACE, "tools": [{**TOOL, "name": 5}]}]}, "tools[0].tools[0].name", "expected text, got 5", INVALID),
+    ({"tools": [{**SPACE, "tools": [{**TOOL, "description": 5}]}]}, "tools[0].tools[0].description",
+     "expected text, got 5", INVALID),
+    ({"tools": [{**SPACE, "tools": [TOOL, {**TOOL, "name": "x" * 124}]}]}, "tools[0].tools[1].name",
+     "expected 1 to 128 of the characters", INVALID),
+    ({"tools": [TOOL, {**TOOL, "name": "crm__f"}, SPACE]}, "tools[2].tools[0].name", "'crm__f' is not unique", INVALID),
+    ({"tools": [{**SPACE, "name": "a", "tools": [{**TOOL, "name": "b__f"}]}, {**SPACE, "name": "a__b"}]},
+     "tools[1].tools[0].name", "'a__b__f' is not unique", INVALID),
+    ({"tools": [{**SPACE, "tools": [{**TOOL, "parameters": {"type": "array"}}]}]}, "tools[0].tools[0].parameters",
+     "type object", INVALID),
+    ({"tools": [SPACE] * 1025}, "tools", "at most 1024 tools, got 1025", INVALID),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "is missing", INVALID),
     ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", "expected 1 to 128 of the characters", INVALID),
     ({"tools": [{**TOOL, "parameters": {"type": "array"}}]}, "tools[0].parameters", "type object", INVALID),
@@ -103,6 +133,17 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
         {"type": "function", "name": "g"}]}}, "tool_choice.tools", "'g' is not one of the tools: f", INVALID),
     ({"tools": [TOOL], "tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice.type",
      "mcp is not supported", UNSUPPORTED),
+    ({"tools": [TOOL, SEARCH], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type",
+     "web_search_preview is not supported", UNSUPPORTED),
+    ({"tools": [TOOL, SEARCH], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [SEARCH]}},
+     "tool_choice.tools[0].type", "web_search is not supported", UNSUPPORTED),
+    ({"tools": [SPACE], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name",
+     "'f' is not one of the tools: crm__f", INVALID),
+    ({"tools": [SPACE], "tool_choice": {"type": "function", "name": "f", "namespace": 5}}, "tool_choice.namespace",
+     "expected text, got 5", INVALID),
+    ({"tools": [SPACE], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
+        {"type": "namespace", "name": "erp"}]}}, "tool_choice.tools[0].name", "'erp' is no namespace with functions",
+     INVALID),
     ({"stop": [""]}, "stop", "expected non-empty strings", INVALID),
     ({"logit_bias": {"x": 1}}, "logit_bias", "expected token ids as keys", INVALID),
     ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs", "", INVALID),
@@ -141,6 +182,13 @@ ACCEPTED: list[dict[str, Any]] = [
     {"input": [USER, {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "so"}]}]},
     {"seed": 1, "top_k": 5, "min_p": 0.1, "ignore_eos": True, "cache_salt": "s", "priority": 1, "timeout": 50},
     {"speculative": {"method": "off"}, "request_id": "mine", "colour": None},
+    {"client_metadata": {"session": "s"}},
+    {"include": [*INCLUDES]},
+    *({"text": {"verbosity": value}} for value in VERBOSITIES),
+    {"tools": [{"type": kind} for kind in TOOLS.left_out], "tool_choice": "auto", "parallel_tool_calls": True},
+    {"tools": [SEARCH], "tool_choice": "none", "parallel_tool_calls": False},
+    {"tools": [{**SPACE, "tools": [{"type": "custom", "name": "c"}]}], "include": [LOGPROBS]},
+    {"tools": [{**TOOL, "defer_loading": True}], "tool_choice": "none"},
 ]
 
 
@@ -166,6 +214,14 @@ def test_routes_beside_responses_say_what_to_do(client: openai.OpenAI) -> None:
         client.responses.compact(model="default", input="hi")
 
 
+def test_the_log_tells_once_what_is_left_out(server: ServerProcess) -> None:
+    for _ in range(2):
+        body = {"input": "hi", "max_output_tokens": 1, "tools": [{"type": "mcp", "server_label": "secret"}]}
+        assert server.post("/v1/responses", body).json()["tools"] == []
+    assert server.stderr.count("/v1/responses: tools of type mcp are left out: there are no hosted tools") == 1
+    assert "secret" not in server.stderr
+
+
 def test_the_log_tells_once_that_nothing_is_stored(server: ServerProcess) -> None:
     for store in (None, True, True):
         assert server.post("/v1/responses", {"input": "hi", "max_output_tokens": 1, "store": store}).status_code == 200
@@ -183,8 +239,12 @@ def test_every_field_and_type_of_the_client_is_in_the_table(version: str) -> Non
     assert _missing(INPUT_ITEMS, items) == []
     assert _missing(TOOLS, objects_in(keys["tools"])) == []
     assert _missing(TOOL_CHOICES, objects_in(keys["tool_choice"])) == []
+    (space,) = [tool for tool in objects_in(keys["tools"]) if type_names(tool) == ("namespace",)]
+    assert _missing(NAMESPACE_TOOLS, objects_in(keys_of(space)["tools"])) == []
     (text,) = objects_in(keys["text"])
     assert [*missing_keys(TEXT, keys_of(text))] == []
+    assert set(literals(keys_of(text)["verbosity"])) == set(VERBOSITIES)
+    assert set(literals(keys["include"])) == set(INCLUDES)
     assert _missing(TEXT_FORMATS, objects_in(keys_of(text)["format"])) == []
     for name, rules in (("reasoning", REASONING), ("stream_options", STREAM_OPTIONS)):
         (model,) = objects_in(keys[name])

@@ -17,6 +17,9 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "3"}
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}
 CHAT_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
+SPACE: dict[str, Any] = {"type": "namespace", "name": "crm", "description": "about customers"}
+SPACE["tools"] = [TOOL, {"type": "function", "name": "g"}]
+
 
 def translated(**fields: Any) -> Translation:
     return translate(ResponsesRequest(**{"input": "hi", **fields}), False)
@@ -93,7 +96,77 @@ def test_tools_and_their_choice_are_those_of_a_chat(choice: Any, expected: Any) 
     chat = translation.chat
     assert (chat.tools, chat.tool_choice, chat.parallel_tool_calls) == ([CHAT_TOOL], expected, False)
     assert translation.tool_choice == (choice if choice is not None else "auto")
-    assert translation.tools == [{**TOOL, "strict": None}]
+    assert translation.tools.repeated == [{**TOOL, "strict": None}]
+
+
+def test_functions_of_a_namespace_are_functions_of_the_chat_whose_names_begin_with_it() -> None:
+    bare = {"type": "function", "name": "g"}
+    tools = [{"type": "custom", "name": "c"}, SPACE, TOOL, {**SPACE, "name": "erp", "description": "", "tools": [bare]}]
+    translation = translated(tools=tools)
+    first = {"type": "function", "function": {**CHAT_TOOL["function"], "name": "crm__f"}}  # type: ignore[dict-item]
+    first["function"]["description"] = "Functions crm__*: about customers\n\nd"  # type: ignore[index]
+    second = {"type": "function", "function": {"name": "crm__g"}}
+    third = {"type": "function", "function": {"name": "erp__g"}}
+    assert translation.chat.tools == [first, second, CHAT_TOOL, third]
+    repeated = {**bare, "parameters": None, "strict": None}
+    assert translation.tools.repeated == [
+        {**SPACE, "tools": [{**TOOL, "strict": None}, repeated]},
+        {**TOOL, "strict": None},
+        {**SPACE, "name": "erp", "description": "", "tools": [repeated]},
+    ]
+    names = ("crm__f", "crm__g", "f", "erp__g", "erp__f", "crm__")
+    assert [translation.tools.split_name(name) for name in names] == [
+        *(("crm", "f"), ("crm", "g"), (None, "f"), ("erp", "g"), (None, "erp__f"), (None, "crm__")),
+    ]
+    fields = {"tools[0].function.name": "tools[1].tools[0].name", "tools[2].function.strict": "tools[2].strict"}
+    fields |= {
+        "tools[3].function.parameters": "tools[3].tools[0].parameters",
+        "tools[1].type": "tools[1].tools[1].type",
+    }
+    assert {name: translation.rename(name) for name in fields} == fields
+
+
+def test_the_description_of_a_namespace_without_descriptions_in_it_is_shown() -> None:
+    chat = translated(
+        tools=[{**SPACE, "tools": [{"type": "custom", "name": "c"}, {"type": "function", "name": "g"}]}]
+    ).chat
+    assert chat.tools == [
+        {"type": "function", "function": {"name": "crm__g", "description": "Functions crm__*: about customers"}}
+    ]
+
+
+def test_calls_and_results_of_a_namespace_have_its_name() -> None:
+    call, output = {**CALL, "namespace": "crm"}, {**OUTPUT, "name": "f", "namespace": "crm"}
+    chat_call = {**CHAT_CALL, "function": {"name": "crm__f", "arguments": "{}"}}
+    assert translated(input=[call, output, {**CALL, "namespace": ""}]).chat.messages == [
+        {"role": "assistant", "tool_calls": [chat_call]},
+        {**TOOL_MESSAGE, "name": "crm__f"},
+        {"role": "assistant", "tool_calls": [CHAT_CALL]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({"type": "function", "name": "f", "namespace": "crm"}, "crm__f"),
+        ({"type": "function", "name": "crm__f"}, "crm__f"),
+        ({"type": "function", "name": "f"}, "f"),
+        ([{"type": "namespace", "name": "crm"}, {"type": "function", "name": "f"}], ["crm__f", "crm__g", "f"]),
+        ([{"type": "function", "name": "g", "namespace": "crm"}], ["crm__g"]),
+    ],
+)
+def test_functions_of_namespaces_can_be_chosen(choice: Any, names: str | list[str]) -> None:
+    given = {"type": "allowed_tools", "mode": "required", "tools": choice} if isinstance(choice, list) else choice
+    translation = translated(tools=[SPACE, TOOL], tool_choice=given)
+    assert translation.tool_choice == given
+    if isinstance(names, str):
+        assert translation.chat.tool_choice == {"type": "function", "function": {"name": names}}
+        return
+    functions = [{"type": "function", "function": {"name": name}} for name in names]
+    assert translation.chat.tool_choice == {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": functions},
+    }
 
 
 def test_settings_and_extension_fields_are_those_of_a_chat() -> None:

@@ -89,7 +89,8 @@ class TypeRules:
         honoured: type -> the rules of its keys.
         refused: type -> why it is refused and what to do instead.
         default: the type of an object without one; empty if every object needs one.
-        left_out: type -> why the request is answered as if objects of this type were not there.
+        left_out: type -> why a request may be answered as if objects of this type were not there. `read` refuses
+            them: whoever leaves them out asks `leaves_out` before.
     """
 
     honoured: Mapping[str, ObjectRules]
@@ -97,15 +98,20 @@ class TypeRules:
     default: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
 
+    def is_left_out(self, given: Any) -> bool:
+        """Return whether an object may be left out because of its type."""
+        kind = given.get("type") if isinstance(given, Mapping) else None
+        return isinstance(kind, str) and kind in self.left_out
+
     def leaves_out(self, what: str, given: Any) -> bool:
         """Return whether an object is left out because of its type; the log says so once for each type.
 
         Args:
             what: the objects, in the log's words.
         """
-        kind = given.get("type") if isinstance(given, Mapping) else None
-        if not isinstance(kind, str) or kind not in self.left_out:
+        if not self.is_left_out(given):
             return False
+        kind = given["type"]
         note_once(f"{what} of type {kind} are left out: {self.left_out[kind]}")
         return True
 
@@ -121,11 +127,12 @@ class TypeRules:
         kind = given.get("type")
         if kind is None and self.default:
             kind = self.default
-        if not isinstance(kind, str) or (kind not in self.honoured and kind not in self.refused):
+        unsupported = {**self.refused, **self.left_out}
+        if not isinstance(kind, str) or (kind not in self.honoured and kind not in unsupported):
             known = ", ".join(self.honoured)
             raise InvalidRequestError(f"{place}.type", f"expected one of {known}, got {shorten(kind)}")
-        if kind in self.refused:
-            raise _unsupported(f"{place}.type", f"{kind} is not supported: {self.refused[kind]}")
+        if kind in unsupported:
+            raise _unsupported(f"{place}.type", f"{kind} is not supported: {unsupported[kind]}")
         return kind, self.honoured[kind].read(place, given, ignores_unknown)
 
     def schema(self) -> dict[str, Any]:

@@ -343,8 +343,11 @@ def _complete_body(schema: Schema, model: type) -> None:
         if name in MAX_ITEMS:
             part["maxItems"] = MAX_ITEMS[name]
         part.update(schemas.get(name, {}))
-    for name, reason in rules_of(model).without_effect.items():
+    rules = rules_of(model)
+    for name, reason in rules.without_effect.items():
         properties[name] = {"description": f"accepted without effect: {reason}"}
+        if values := rules.noted.get(name):
+            properties[name]["enum"] = [*values, None]
         if name == "metadata":
             properties[name] |= {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
     schema["additionalProperties"] = False

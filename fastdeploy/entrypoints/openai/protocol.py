@@ -207,7 +207,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
             include it
         response_max_tokens: maximum number of tokens after the reasoning
         reasoning_effort: passed to the template; `none` also sets `enable_thinking` to false
-        tools: functions that the model may call, at most 1024
+        tools: functions that the model may call, at most 1024; custom tools are left out
         tool_choice: `none`, `auto`, `required`, one function, or `allowed_tools`
         parallel_tool_calls: false allows at most one call
     """

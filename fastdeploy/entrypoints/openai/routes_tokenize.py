@@ -19,9 +19,11 @@ from fastdeploy.detokenize.preprocess import (
 )
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
 from fastdeploy.entrypoints.openai.clients import client_of
+from fastdeploy.entrypoints.openai.custom_tools import without_custom_tools
 from fastdeploy.entrypoints.openai.openapi import BODY_ERRORS, Endpoint
 from fastdeploy.entrypoints.openai.prompt import has_client_template, render_prompt
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
+from fastdeploy.entrypoints.openai.renaming import renamed_errors
 from fastdeploy.entrypoints.openai.responses import ResponseBody
 from fastdeploy.entrypoints.openai.routes_info import json_response, server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
@@ -191,7 +193,9 @@ def _prompt(server: ApiServer, body: TokenizeRequest, max_length: int) -> str:
         raise InvalidRequestError("prompt", "expected a text, or messages; one of both")
     given: dict[str, Any] = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name)) is not None}
     if body.prompt is None:
-        return str(render_prompt(server, ChatCompletionRequest(messages=body.messages, **given), max_length))
+        chat, rename = without_custom_tools(ChatCompletionRequest(messages=body.messages, **given))
+        with renamed_errors(rename):
+            return str(render_prompt(server, chat, max_length))
     if given:
         raise InvalidRequestError(next(iter(given)), "belongs to messages, not to a prompt")
     return body.prompt

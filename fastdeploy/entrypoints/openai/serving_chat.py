@@ -12,11 +12,13 @@ from msgspec import UNSET
 
 from fastdeploy.entrypoints.openai.chat_turn import ChatTurn
 from fastdeploy.entrypoints.openai.choice_serving import ChoiceServing
+from fastdeploy.entrypoints.openai.custom_tools import without_custom_tools
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
 from fastdeploy.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from fastdeploy.entrypoints.openai.parsers.message import Message
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
+from fastdeploy.entrypoints.openai.renaming import renamed_errors
 from fastdeploy.entrypoints.openai.responses import (
     ChatCompletionChoice,
     ChatCompletionResponse,
@@ -49,7 +51,9 @@ class ServingChat(ChoiceServing):
         """
         request_id = make_request_id(body.request_id)
         super().__init__(server, body, f"chatcmpl-{request_id}")
-        self._turn = ChatTurn(server, body, self.response_id)
+        chat, rename = without_custom_tools(body)
+        with renamed_errors(rename):
+            self._turn = ChatTurn(server, chat, self.response_id)
         self.requests = [self._turn.request]
 
     def group(self) -> GenerationGroup:

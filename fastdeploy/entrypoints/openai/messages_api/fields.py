@@ -17,7 +17,7 @@ _ONE_SPEED = "all requests run at the same speed"
 _STORES_NOTHING = "nothing is stored between requests"
 _HOSTED_TOOLS = "tools do not run on this server; define a custom tool and run it in the client"
 _TEXT_ONLY = "this server reads and writes text only"
-_NO_SCHEMA = "has no schema that a model could be given; define a custom tool with an input_schema"
+_NO_SCHEMA = "it has no schema that a model could be given; define a custom tool with an input_schema"
 _ONE_MODEL = "one model answers; send the request again in the client"
 _BUDGET_NAME = "its name in this protocol is thinking.budget_tokens"
 _DIRECT: tuple[Any, ...] = (["direct"], {"type": "direct"}, [])
@@ -29,10 +29,9 @@ _COMMON_WITHOUT_EFFECT: dict[str, str] = {
     "workspace_id": f"is a header, or {_SERVICE}",
     "billing_policy": "nothing is billed",
     "speed": _ONE_SPEED,
-    "mcp_servers": _HOSTED_TOOLS,
 }
-_NOTED: dict[str, tuple[Any, ...]] = {"mcp_servers": ()}
 _COMMON_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "mcp_servers": (_HOSTED_TOOLS, ([],)),
     "compaction": ("summarize the conversation with a request of your own", ()),
 }
 MESSAGE_RULES = FieldRules(
@@ -43,7 +42,6 @@ MESSAGE_RULES = FieldRules(
         "inference_geo": "the server runs where it was started",
         "diagnostics": "prompts are not compared with earlier ones; see `cache_read_input_tokens`",
     },
-    noted=_NOTED,
     refused={
         **_COMMON_REFUSED,
         "container": (_HOSTED_TOOLS, ()),
@@ -60,7 +58,7 @@ MESSAGE_RULES = FieldRules(
     },
 )
 """Fields of a body of /v1/messages that are not honoured."""
-COUNT_RULES = FieldRules(without_effect=_COMMON_WITHOUT_EFFECT, refused=_COMMON_REFUSED, noted=_NOTED)
+COUNT_RULES = FieldRules(without_effect=_COMMON_WITHOUT_EFFECT, refused=_COMMON_REFUSED)
 """Fields of a body of /v1/messages/count_tokens that are not honoured."""
 
 
@@ -165,7 +163,6 @@ _SERVER_TOOLS = (
     "tool_search_tool_regex",
     "tool_search_tool_regex_20251119",
     "advisor_20260301",
-    "mcp_toolset",
 )
 _CUSTOM_TOOL = ObjectRules(
     {
@@ -186,6 +183,7 @@ _CUSTOM_TOOL = ObjectRules(
 )
 TOOLS = TypeRules(
     {"custom": _CUSTOM_TOOL},
+    {"mcp_toolset": _HOSTED_TOOLS},
     default="custom",
     left_out={**dict.fromkeys(_CLIENT_TOOLS, _NO_SCHEMA), **dict.fromkeys(_SERVER_TOOLS, _HOSTED_TOOLS)},
 )

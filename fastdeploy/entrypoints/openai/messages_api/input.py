@@ -78,7 +78,9 @@ class ChatInput:
         if name.startswith("response_format"):
             return self.format_field
         if (found := _CHAT_TOOL.match(name)) is not None:
-            rest = name[found.end() :].replace(".parameters", ".input_schema", 1)
+            rest = name[found.end() :]
+            if rest.startswith(".parameters"):
+                rest = ".input_schema" + rest.removeprefix(".parameters")
             return self.tool_places[int(found.group(1))] + rest
         return _NAMES.get(name, name)
 
@@ -109,8 +111,6 @@ def chat_input(
     values["tools"] = [*tools.values()] or None
     if body.tool_choice is not None:
         values |= _tool_choice(body.tool_choice, ignores_unknown)
-    if body.tools and not tools:  # all of them are left out
-        values.pop("parallel_tool_calls", None)
     if "effort" in config:
         values["reasoning_effort"] = _one_of("output_config.effort", config["effort"], EFFORTS)
     format_field, response_format = _response_format(config.get("format"), body.output_format, ignores_unknown)
@@ -267,10 +267,15 @@ def _without_attribution(text: str) -> str | None:
 
 
 def _functions(given: Sequence[Any], ignores_unknown: bool) -> dict[str, dict[str, Any]]:
-    """Return the tools in the format of a chat, by their places in the body, without those that are left out."""
+    """Return the tools in the format of a chat, by their places in the body, without those that are left out.
+
+    Nothing is left out if nothing would be left, but refused: such a request asks for what this server cannot do.
+    Claude Code searches the web with one, and would take an answer without a search for its results.
+    """
+    leaves_out = not all(map(TOOLS.is_left_out, given))
     functions = {}
     for i, one in enumerate(given):
-        if TOOLS.leaves_out("/v1/messages: tools", one):
+        if leaves_out and TOOLS.leaves_out("/v1/messages: tools", one):
             continue
         _, tool = TOOLS.read(f"tools[{i}]", one, ignores_unknown)
         tool.pop("type", None)

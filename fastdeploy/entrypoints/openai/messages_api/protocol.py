@@ -42,7 +42,8 @@ class MessagesRequest(RequestFields, kw_only=True):
         system: the system prompt, a text or text blocks; the line with which Claude Code attributes its requests is
             left out, because it would be different in each request
         stop_sequences: texts at which the output ends
-        tools: custom tools that the model may call, at most 1024; tools of other types are left out
+        tools: custom tools that the model may call, at most 1024; tools of other types are left out if they stand
+            beside custom ones
         tool_choice: `auto`, `any`, `tool` or `none`
         thinking: `enabled` with `budget_tokens`, `adaptive`, `between_tools` or `disabled`; no effect without
             --reasoning-parser
