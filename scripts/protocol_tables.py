@@ -10,7 +10,7 @@ from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 from fastdeploy.entrypoints.openai.openapi import describe_fields
 from tests.entrypoints.openapi_fields import make_document, range_text
 
-HONOURED, WITHOUT_EFFECT, REFUSED = "honoured", "without effect", "refused"
+HONOURED, WITHOUT_EFFECT, LEFT_OUT, REFUSED = "honoured", "without effect", "left out", "refused"
 
 
 def protocol_tables(body: type, objects: Mapping[str, ObjectRules | TypeRules]) -> str:
@@ -42,6 +42,7 @@ def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> s
 def _type_rows(rules: TypeRules) -> Iterator[tuple[str, ...]]:
     for name, keys in rules.honoured.items():
         yield from ((f"`{name}`", *row) for row in _key_rows(keys))
+    yield from ((f"`{name}`", "", LEFT_OUT, reason) for name, reason in rules.left_out.items())
     yield from ((f"`{name}`", "", REFUSED, reason) for name, reason in rules.refused.items())
 
 

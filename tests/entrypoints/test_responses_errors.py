@@ -14,13 +14,11 @@ from openai.types.shared_params.reasoning import Reasoning
 from fastdeploy.entrypoints.openai.field_rules import VERBOSITIES
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 from fastdeploy.entrypoints.openai.responses_api.protocol import (
-    ALLOWED_TOOLS,
     BODY_RULES,
     INCLUDES,
     INPUT_ITEMS,
     INPUT_PARTS,
     LOGPROBS,
-    NAMESPACE_TOOLS,
     OUTPUT_PARTS,
     PROMPT_CACHE_OPTIONS,
     REASONING,
@@ -29,10 +27,9 @@ from fastdeploy.entrypoints.openai.responses_api.protocol import (
     SUMMARY_PARTS,
     TEXT,
     TEXT_FORMATS,
-    TOOL_CHOICES,
-    TOOLS,
     ResponsesRequest,
 )
+from fastdeploy.entrypoints.openai.responses_api.tool_fields import ALLOWED_TOOLS, NAMESPACE_TOOLS, TOOL_CHOICES, TOOLS
 from tests.entrypoints.client_types import (
     keys_of,
     literals,

@@ -11,6 +11,15 @@ from fastdeploy.entrypoints.openai.field_rules import LENGTH_BY_PROMPT, VERBOSIT
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
 from fastdeploy.entrypoints.openai.protocol import GenerationFields, RequestFields
+from fastdeploy.entrypoints.openai.responses_api.tool_fields import (
+    ALLOWED_TOOLS,
+    BACKGROUND_CALLS,
+    NAMESPACE_TOOLS,
+    NO_PROGRAMS,
+    TOOL_CHOICES,
+    TOOLS,
+    TYPE,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES_WITHOUT_EFFECT = {
@@ -29,12 +38,8 @@ INCLUDES = (LOGPROBS, *INCLUDES_WITHOUT_EFFECT)
 
 _NOT_STORED = "responses are not stored; send the whole conversation as input"
 _TEXT_ONLY = "this server reads and writes text only"
-_HOSTED = "there are no hosted tools; offer a function and run it in the client"
 _HOSTED_ITEM = "there are no hosted tools, so there are no calls of them"
-_NO_PROGRAMS = "models do not call tools from programs here"
 _CALLER: tuple[Any, ...] = ({"type": "direct"},)
-_CALLERS: tuple[Any, ...] = ([], ["direct"])
-_BACKGROUND_CALLS = "calls are made in the answer, not beside it"
 _FOUND = "equal prefixes are found without it; `cache_salt` separates them"
 _ID = "items are not stored"
 _SERVICE = "identifies the request in a hosted service"
@@ -74,25 +79,24 @@ BODY_RULES = FieldRules(
 )
 
 
-_TYPE = {"type": "the type"}
 _AGENT: dict[str, tuple[str, tuple[Any, ...]]] = {"agent": ("the client runs the agents", ())}
 _ITEM = {"id": _ID, "status": "what is sent counts as complete"}
 _CALL_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     **_AGENT,
-    "caller": (_NO_PROGRAMS, _CALLER),
+    "caller": (NO_PROGRAMS, _CALLER),
 }
 
 INPUT_PARTS = TypeRules(
     honoured={
         "input_text": ObjectRules(
-            {"prompt_cache_breakpoint": _FOUND}, honoured={**_TYPE, "text": "text"}, required=("text",)
+            {"prompt_cache_breakpoint": _FOUND}, honoured={**TYPE, "text": "text"}, required=("text",)
         ),
         "output_text": ObjectRules(
             {"annotations": "the text is what the model reads", "logprobs": "the text is what the model reads"},
-            honoured={**_TYPE, "text": "text of the assistant"},
+            honoured={**TYPE, "text": "text of the assistant"},
             required=("text",),
         ),
-        "refusal": ObjectRules(honoured={**_TYPE, "refusal": "text of the assistant"}, required=("refusal",)),
+        "refusal": ObjectRules(honoured={**TYPE, "refusal": "text of the assistant"}, required=("refusal",)),
     },
     refused=dict.fromkeys(("input_image", "input_file", "input_audio"), _TEXT_ONLY),
 )
@@ -105,10 +109,10 @@ OUTPUT_PARTS = TypeRules(
 """The parts of what a function returned."""
 
 REASONING_PARTS = TypeRules(
-    honoured={"reasoning_text": ObjectRules(honoured={**_TYPE, "text": "text of the reasoning"}, required=("text",))}
+    honoured={"reasoning_text": ObjectRules(honoured={**TYPE, "text": "text of the reasoning"}, required=("text",))}
 )
 SUMMARY_PARTS = TypeRules(
-    honoured={"summary_text": ObjectRules(honoured={**_TYPE, "text": "text of the summary"}, required=("text",))}
+    honoured={"summary_text": ObjectRules(honoured={**TYPE, "text": "text of the summary"}, required=("text",))}
 )
 
 INPUT_ITEMS = TypeRules(
@@ -117,7 +121,7 @@ INPUT_ITEMS = TypeRules(
             {**_ITEM, "phase": "templates do not read it"},
             _AGENT,
             honoured={
-                **_TYPE,
+                **TYPE,
                 "role": "`user`, `assistant`, `system` or `developer`",
                 "content": "a text, or a list of parts",
             },
@@ -125,9 +129,9 @@ INPUT_ITEMS = TypeRules(
         ),
         "function_call": ObjectRules(
             _ITEM,
-            {**_CALL_REFUSED, "async": (_BACKGROUND_CALLS, (False,))},
+            {**_CALL_REFUSED, "async": (BACKGROUND_CALLS, (False,))},
             honoured={
-                **_TYPE,
+                **TYPE,
                 "name": "name of the function",
                 "namespace": "namespace of the function; its name in the prompt begins with it",
                 "arguments": "JSON text",
@@ -139,7 +143,7 @@ INPUT_ITEMS = TypeRules(
             _ITEM,
             _CALL_REFUSED,
             honoured={
-                **_TYPE,
+                **TYPE,
                 "call_id": "name of the call",
                 "output": "a text, or a list of parts",
                 "name": "name of the function, for the template",
@@ -151,7 +155,7 @@ INPUT_ITEMS = TypeRules(
             _ITEM,
             {**_AGENT, "encrypted_content": ("reasoning is returned as text; send it back as content", ("",))},
             honoured={
-                **_TYPE,
+                **TYPE,
                 "content": "parts of type `reasoning_text`, for the template",
                 "summary": "parts of type `summary_text`, which take the place of a missing `content`",
             },
@@ -165,7 +169,7 @@ INPUT_ITEMS = TypeRules(
         "compaction_trigger": "conversations are not compacted; send a shorter input",
         "configuration_update": "send the settings as fields of the body",
         "additional_tools": "send all tools in the field tools",
-        **dict.fromkeys(("program", "program_output"), _NO_PROGRAMS),
+        **dict.fromkeys(("program", "program_output"), NO_PROGRAMS),
         **dict.fromkeys(("agent_message", "multi_agent_call", "multi_agent_call_output"), "the client runs the agents"),
         **dict.fromkeys(
             (
@@ -181,86 +185,6 @@ INPUT_ITEMS = TypeRules(
     default="message",
 )
 
-_FUNCTION = ObjectRules(
-    {
-        "output_schema": "what functions return is not checked",
-        "defer_loading": "all functions are in the prompt from the beginning",
-    },
-    {"async": (_BACKGROUND_CALLS, (False,)), "allowed_callers": (_NO_PROGRAMS, _CALLERS)},
-    honoured={
-        **_TYPE,
-        "name": "name of the function",
-        "description": "for the template",
-        "parameters": "JSON schema of the arguments",
-        "strict": "true enforces the schema",
-    },
-    required=("name",),
-)
-_CUSTOM = {"custom": "use a function with one parameter of type string"}
-TOOLS = TypeRules(
-    honoured={
-        "function": _FUNCTION,
-        "namespace": ObjectRules(
-            honoured={
-                **_TYPE,
-                "name": "name of the namespace; the prompt shows its functions as `NAMESPACE__FUNCTION`",
-                "description": "in the prompt in front of the description of its first function",
-                "tools": "its functions",
-            },
-            required=("name", "tools"),
-        ),
-    },
-    left_out={
-        **_CUSTOM,
-        "programmatic_tool_calling": _NO_PROGRAMS,
-        **dict.fromkeys(
-            (
-                *("file_search", "computer", "computer_use_preview", "web_search", "web_search_2025_08_26"),
-                *("web_search_preview", "web_search_preview_2025_03_11", "mcp", "code_interpreter"),
-                *("image_generation", "local_shell", "shell", "tool_search", "apply_patch"),
-            ),
-            _HOSTED,
-        ),
-    },
-)
-NAMESPACE_TOOLS = TypeRules({"function": _FUNCTION}, left_out=_CUSTOM)
-
-TOOL_CHOICES = TypeRules(
-    honoured={
-        "function": ObjectRules(
-            honoured={**_TYPE, "name": "the function that must be called", "namespace": "its namespace, if it has one"},
-            required=("name",),
-        ),
-        "allowed_tools": ObjectRules(
-            honoured={
-                **_TYPE,
-                "mode": "`auto` or `required`",
-                "tools": "what may be called: objects of type `function`, or `namespace` for all of its functions",
-            },
-            required=("mode", "tools"),
-        ),
-    },
-    refused={
-        "custom": "there are no custom tools; use functions",
-        "programmatic_tool_calling": _NO_PROGRAMS,
-        **dict.fromkeys(
-            (
-                *("file_search", "web_search_preview", "web_search_preview_2025_03_11", "computer", "computer_use"),
-                *("computer_use_preview", "image_generation", "code_interpreter", "mcp", "apply_patch", "shell"),
-            ),
-            _HOSTED,
-        ),
-    },
-)
-
-ALLOWED_TOOLS = TypeRules(
-    {
-        "function": TOOL_CHOICES.honoured["function"],
-        "namespace": ObjectRules(honoured={**_TYPE, "name": "name of the namespace"}, required=("name",)),
-    },
-    TOOLS.left_out,
-)
-
 TEXT = ObjectRules(
     {"verbosity": f"{LENGTH_BY_PROMPT}; the answer says `medium`"},
     noted={"verbosity": VERBOSITIES},
@@ -268,11 +192,11 @@ TEXT = ObjectRules(
 )
 TEXT_FORMATS = TypeRules(
     honoured={
-        "text": ObjectRules(honoured=_TYPE),
-        "json_object": ObjectRules(honoured=_TYPE),
+        "text": ObjectRules(honoured=TYPE),
+        "json_object": ObjectRules(honoured=TYPE),
         "json_schema": ObjectRules(
             honoured={
-                **_TYPE,
+                **TYPE,
                 "name": "name of the schema",
                 "schema": "JSON schema, which is followed exactly",
                 "strict": "the schema is followed exactly, whatever it is",

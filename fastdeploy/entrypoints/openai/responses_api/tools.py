@@ -13,7 +13,7 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import shorten
-from fastdeploy.entrypoints.openai.responses_api.protocol import ALLOWED_TOOLS, NAMESPACE_TOOLS, TOOL_CHOICES, TOOLS
+from fastdeploy.entrypoints.openai.responses_api.tool_fields import ALLOWED_TOOLS, NAMESPACE_TOOLS, TOOL_CHOICES, TOOLS
 
 SEPARATOR = "__"
 
