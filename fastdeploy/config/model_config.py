@@ -104,7 +104,8 @@ class ModelConfig:
         experts: the experts of its sparse layers; None if all layers are dense.
         sliding_window: window in tokens if any layer slides, else None.
         dtype: type of weights and activations in this run.
-        eos_token_ids: of generation_config.json, else of config.json; empty leaves them to the tokenizer.
+        eos_token_ids: end tokens that config.json names; they may be beyond the vocabulary.
+        generation_eos_token_ids: the same for generation_config.json.
         layout_mark: key of config.json that tells the layout of the weights: paddlenlp_version, or transformers_version
             or torch_dtype for torch layout.
         has_int8_cache: keys and values are cached in int8 in this run.
@@ -133,6 +134,7 @@ class ModelConfig:
     sliding_window: int | None
     dtype: DType
     eos_token_ids: tuple[int, ...]
+    generation_eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
     layout_mark: str | None = field(default=None, compare=False, repr=False)
     has_int8_cache: bool = field(default=False, repr=False)  # repr names the checkpoint
@@ -287,7 +289,8 @@ def parse_model_config(
         experts=parse_experts(raw, architecture, num_layers, where),
         sliding_window=_sliding_window(raw, num_layers, defaults),
         dtype=_run_dtype(dtype, checkpoint_dtype),
-        eos_token_ids=_eos_token_ids(raw, generation, vocab_size),
+        eos_token_ids=_eos_token_ids(raw),
+        generation_eos_token_ids=_eos_token_ids(generation),
         generation=_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
         quantization=quantization,
@@ -366,12 +369,9 @@ def _sliding_window(raw: Mapping[str, Any], num_layers: int, defaults: Architect
     return window if slides else None
 
 
-def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    value = generation.get("eos_token_id")
-    if value is None or value == []:
-        value = raw.get("eos_token_id")
-    token_ids = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(token_id for token_id in token_ids if token_id < vocab_size)  # PaddleNLP writes defaults beyond it
+def _eos_token_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
+    value = raw.get("eos_token_id")
+    return tuple(value) if isinstance(value, list) else () if value is None else (value,)
 
 
 def _generation_defaults(raw: Mapping[str, Any], where: str) -> GenerationDefaults:

@@ -26,6 +26,7 @@ from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import MIN_PREFILL_ROWS, BatchScheduler
 from fastdeploy.engine.cluster_group import group_digest, layout_digests
 from fastdeploy.engine.description import describe_engine, make_fingerprint
+from fastdeploy.engine.end_tokens import find_eos_token_ids
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.expert_counter import ExpertCounter
 from fastdeploy.engine.kv_transfer import KVTransfer
@@ -75,6 +76,7 @@ class EngineSpec:
         config: the configuration, with the speculation method that is used.
         tokenizer: None if the model has none.
         vocab_limit: number of ids that both the model and the tokenizer have.
+        eos_token_ids: the end tokens of all files together.
     """
 
     config: EngineConfig
@@ -214,7 +216,7 @@ def _read_model_files(config: EngineConfig) -> EngineSpec:
     config.check_prefill(max_model_len)
     tokenizer = _load_tokenizer(config, path)
     vocab_limit = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
-    eos_token_ids = _find_eos_token_ids(model_config, tokenizer)
+    eos_token_ids = find_eos_token_ids(model_config, tokenizer, vocab_limit)
     return EngineSpec(config, model_config, tokenizer, max_model_len, vocab_limit, eos_token_ids)
 
 
@@ -236,12 +238,6 @@ def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:
     if config.tokenizer:
         return Tokenizer.from_pretrained(resolve_model_path(config.tokenizer, field="tokenizer"))
     return Tokenizer.from_pretrained(model_path) if has_tokenizer(Path(model_path)) else None
-
-
-def _find_eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> list[int]:
-    if model_config.eos_token_ids:
-        return list(model_config.eos_token_ids)
-    return [] if tokenizer is None or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
 def _make_structured_output(spec: EngineSpec) -> StructuredOutputManager:

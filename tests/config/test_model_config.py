@@ -51,11 +51,6 @@ def test_both_spellings_of_rope_mean_the_same(kind: str, values: dict[str, Any])
     assert (new.rope.kind, new.rope.theta, new.rope.rotary_dim) == (kind, 5000.0, 8)
 
 
-def test_end_tokens_beyond_the_vocabulary_are_left_out() -> None:
-    assert parse(eos_token_id=[3, 151643]).eos_token_ids == (3,)
-    assert parse(eos_token_id=151643).eos_token_ids == ()
-
-
 def test_both_spellings_of_dtype_mean_the_same() -> None:
     assert parse(dtype="bfloat16") == parse(torch_dtype="bfloat16")
     assert parse(dtype="bfloat16").dtype == "bfloat16" and parse(dtype="float32").dtype == "float32"
@@ -90,12 +85,12 @@ def test_head_dim_may_differ_from_hidden_size_over_heads() -> None:
     assert parse(head_dim=None).head_dim == 16
 
 
-def test_end_tokens_come_from_the_generation_config_then_from_config() -> None:
-    raw = {**MINIMAL, "eos_token_id": 2}
-    assert parse_model_config(raw, {"eos_token_id": [5, 7]}).eos_token_ids == (5, 7)
-    assert parse_model_config(raw, {"eos_token_id": 5}).eos_token_ids == (5,)
-    assert parse_model_config(raw, {}).eos_token_ids == (2,)
-    assert parse_model_config(MINIMAL, {}).eos_token_ids == ()
+@pytest.mark.parametrize(("value", "expected"), [(5, (5,)), ([5, 7], (5, 7)), ([], ()), (None, ())])
+def test_end_tokens_of_both_files_are_read_as_an_id_or_a_list(value: Any, expected: tuple[int, ...]) -> None:
+    config = parse_model_config({**MINIMAL, "eos_token_id": value}, {"eos_token_id": 2})
+    assert (config.eos_token_ids, config.generation_eos_token_ids) == (expected, (2,))
+    config = parse_model_config({**MINIMAL, "eos_token_id": 2}, {"eos_token_id": value})
+    assert (config.eos_token_ids, config.generation_eos_token_ids) == ((2,), expected)
 
 
 def test_sampling_defaults_are_read_and_can_be_ignored(tmp_path: Path) -> None:
@@ -103,8 +98,9 @@ def test_sampling_defaults_are_read_and_can_be_ignored(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "eos_token_id": 9}')
     config = ModelConfig.from_pretrained(tmp_path)
     assert (config.generation.temperature, config.generation.top_k, config.generation.top_p) == (0.6, 20, None)
+    assert config.generation_eos_token_ids == (9,)
     ignored = ModelConfig.from_pretrained(tmp_path, generation_config="none")
-    assert ignored.generation.temperature is None and ignored.eos_token_ids == ()
+    assert ignored.generation.temperature is None and ignored.generation_eos_token_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -307,7 +303,7 @@ def test_sampling_defaults_of_other_types_and_ranges_are_refused(
     with pytest.raises(ConfigError) as caught:
         ModelConfig.from_pretrained(tmp_path)
     assert str(caught.value) == message.format(tmp_path / "generation_config.json")
-    assert ModelConfig.from_pretrained(tmp_path, generation_config="none").eos_token_ids == ()
+    assert ModelConfig.from_pretrained(tmp_path, generation_config="none").generation_eos_token_ids == ()
 
 
 @pytest.mark.parametrize(
