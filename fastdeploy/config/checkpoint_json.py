@@ -25,7 +25,14 @@ _STRINGS = Flag(
     "json", "a list of strings", lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value)
 )
 _NAME = Flag("str", "a name of at most 100 characters", lambda value: isinstance(value, str) and len(value) <= 100)
-_TEXT_OR_OBJECT = Flag("json", "a string or an object", lambda value: isinstance(value, (str, Mapping)))
+_TOKEN = Flag("json", "a text or an object with its content", lambda value: _is_token(value))
+_TOKENS = Flag("json", "a list of tokens", lambda value: isinstance(value, list) and all(map(_is_token, value)))
+_NAMED_TOKENS = Flag(
+    "json", "an object of tokens", lambda value: isinstance(value, Mapping) and all(map(_is_token, value.values()))
+)
+_TOKENS_OR_NAMED_TOKENS = Flag(
+    "json", "a list or an object of tokens", lambda value: _TOKENS.is_valid(value) or _NAMED_TOKENS.is_valid(value)
+)
 _TEXT_OR_LIST = Flag("json", "a string or a list", lambda value: isinstance(value, (str, list)))
 
 MODEL_KEYS: Mapping[str, Flag] = {
@@ -82,16 +89,19 @@ GENERATION_KEYS: Mapping[str, Flag] = {"do_sample": switch(), "eos_token_id": _T
 
 TOKENIZER_KEYS: Mapping[str, Flag] = {
     **dict.fromkeys(
-        ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), _TEXT_OR_OBJECT
+        ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), _TOKEN
     ),
-    "additional_special_tokens": Flag("json", "a list", lambda value: isinstance(value, list)),
+    "additional_special_tokens": _TOKENS,
+    "extra_special_tokens": _TOKENS_OR_NAMED_TOKENS,
+    "model_specific_special_tokens": _NAMED_TOKENS,
     "added_tokens_decoder": Flag("json", "an object of added tokens by id", lambda value: _is_added_tokens(value)),
     "add_bos_token": switch(),
     "add_eos_token": switch(),
+    "split_special_tokens": switch(),
     "tokenizer_class": _NAME,
     "chat_template": _TEXT_OR_LIST,
 }
-"""The same for tokenizer_config.json."""
+"""The same for tokenizer_config.json and special_tokens_map.json."""
 
 
 def read_json_object(file: Path, field: str) -> dict[str, Any] | None:
@@ -138,8 +148,12 @@ def _is_token_id(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _INT32_MAX
 
 
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, Mapping) and isinstance(value.get("content"), str))
+
+
 def _is_added_tokens(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
-        key.isascii() and key.isdigit() and isinstance(token, Mapping) and isinstance(token.get("content"), str)
+        key.isascii() and key.isdigit() and isinstance(token, Mapping) and _is_token(token)
         for key, token in value.items()
     )

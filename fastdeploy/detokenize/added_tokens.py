@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Added tokens and named special tokens from the JSON files of a tokenizer's folder."""
+"""Adds the tokens that the JSON files of a folder declare to the vocabulary of its tokenizer."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +13,50 @@ from tokenizers import AddedToken, processors
 
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.json_file import read_json
+from fastdeploy.detokenize.token_names import (
+    ADDED_TOKENS_KEY,
+    TOKENIZER_CONFIG_FILE,
+    make_token,
+    named_tokens,
+    special_texts,
+    unnamed_tokens,
+)
 
-SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
-_OTHER_KEYS = ("cls_token", "sep_token", "mask_token")  # special as well, but not used by chat templates
 ADDED_TOKENS_FILE = "added_tokens.json"
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
-
-def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the named special tokens, such as `bos_token`; older files store a mapping with the text in `content`."""
-    tokens = {key: _text(config.get(key)) for key in SPECIAL_TOKEN_KEYS}
-    return {key: text for key, text in tokens.items() if text is not None}
+DeclaredTokens = Sequence[tuple[int, AddedToken]]
+"""Pairs of id and token."""
 
 
 def add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
     """Add the tokens of added_tokens.json and tokenizer_config.json to `backend`, with their ids.
 
+    Tokens that have a name or are listed as special get the next free ids if no file declares an id. The order and the
+    flags are those of `PreTrainedTokenizerFast` of transformers 5, which ignores ids that contradict the tokenizer.
+
+    Args:
+        config: what `read_tokenizer_config` returns.
+
     Raises:
-        ConfigError: an id belongs to another token, or does not follow the ids before it.
+        ConfigError: a declared id belongs to another token, or does not follow the ids before it.
     """
-    special = _special_texts(config)
-    for token_id, token in sorted(_declared(folder, config, special).items()):
-        existing = backend.token_to_id(token.content)
-        if (backend.get_vocab_size() if existing is None else existing) != token_id:
-            raise ConfigError(
-                "tokenizer",
-                f"{str(folder)!r}: added token {token.content!r} has id {token_id}, "
-                + (
-                    f"the next free id is {backend.get_vocab_size()}" if existing is None else f"but also id {existing}"
-                ),
-            )
-        (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-    backend.add_special_tokens([text for text in special if backend.token_to_id(text) is not None])
+    existing, named = backend.get_added_tokens_decoder(), named_tokens(config)
+    unchanged = {repr(token) for token in existing.values()}
+    declared = _read_declared(folder, config, {token.content for token in existing.values()})
+    listed = list(declared)
+    if config.get(ADDED_TOKENS_KEY) is None:
+        listed += existing.items()  # a token of tokenizer.json becomes special if it has a name
+    tokens = [token for _, token in sorted(listed, key=lambda pair: pair[0])]
+    known = {token.content for token in (*tokens, *existing.values())}
+    for token in (*named.values(), *unnamed_tokens(config)):
+        if token.content not in known:
+            known.add(token.content)
+            tokens.append(token)
+    names = {token.content for token in named.values()}
+    for token in tokens:
+        token.special = token.special or token.content in names
+    backend.add_tokens([token for token in tokens if repr(token) not in unchanged])
+    _check_ids(backend, folder, config, declared)
 
 
 def wrap_in_tokens(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:
@@ -60,26 +72,44 @@ def wrap_in_tokens(backend: tokenizers.Tokenizer, before: str | None, after: str
         )
 
 
-def _declared(folder: Path, config: Mapping[str, Any], special: list[str]) -> dict[int, AddedToken]:
-    """Return id -> token; tokenizer_config.json overrides added_tokens.json, which has no flags."""
-    ids: Mapping[str, int] = read_json(folder / ADDED_TOKENS_FILE)
+def _read_declared(folder: Path, config: Mapping[str, Any], existing: set[str]) -> DeclaredTokens:
+    """Return the tokens of `added_tokens_decoder`, or without it those of added_tokens.json, which has no flags.
+
+    Args:
+        existing: texts of the tokens that were added already; added_tokens.json does not change their flags.
+    """
+    decoder = config.get(ADDED_TOKENS_KEY)
+    if decoder is not None:
+        pairs = [(int(token_id), make_token(value)) for token_id, value in decoder.items()]
+        return [(token_id, token) for token_id, token in pairs if token is not None]
+    ids, special = _read_added_tokens(folder), special_texts(config)
+    return [
+        (token_id, AddedToken(text, special=text in special, normalized=text not in special))
+        for text, token_id in ids.items()
+    ]
+
+
+def _read_added_tokens(folder: Path) -> Mapping[str, int]:
+    ids = read_json(folder / ADDED_TOKENS_FILE)
     for text, token_id in ids.items():
         if type(token_id) is not int or not 0 <= token_id < 2**31:
             where = f"{folder / ADDED_TOKENS_FILE}: {text!r:.100}"
             raise ConfigError("tokenizer", f"{where}: expected an id in [0, 2147483647], got {reprlib.repr(token_id)}")
-    declared = {token_id: AddedToken(text, special=text in special, normalized=False) for text, token_id in ids.items()}
-    for token_id, value in (config.get("added_tokens_decoder") or {}).items():
-        flags = {name: bool(value[name]) for name in _FLAGS if name in value}
-        declared[int(token_id)] = AddedToken(value["content"], **flags)
-    return declared
+    return ids
 
 
-def _special_texts(config: Mapping[str, Any]) -> list[str]:
-    others = [config.get(key) for key in _OTHER_KEYS] + list(config.get("additional_special_tokens") or [])
-    texts = [*named_special_tokens(config).values(), *(_text(value) for value in others)]
-    return [text for text in dict.fromkeys(texts) if text]
-
-
-def _text(value: Any) -> str | None:
-    text = value.get("content") if isinstance(value, Mapping) else value
-    return text if isinstance(text, str) else None
+def _check_ids(
+    backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any], declared: DeclaredTokens
+) -> None:
+    """Raise ConfigError if a token has another id than the folder declares."""
+    for token_id, token in declared:
+        actual = backend.token_to_id(token.content)
+        if actual == token_id:
+            continue
+        key, file = "added_tokens.json", ADDED_TOKENS_FILE
+        if config.get(ADDED_TOKENS_KEY) is not None:
+            key, file = f"{ADDED_TOKENS_KEY}.{token_id}", TOKENIZER_CONFIG_FILE
+        raise ConfigError(
+            key,
+            f"{folder / file}: token {token.content!r:.100} has id {token_id}, but the vocabulary gives it {actual}",
+        )

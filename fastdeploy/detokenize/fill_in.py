@@ -21,13 +21,10 @@ def fill_in_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, add_special_t
         InvalidRequestError: the vocabulary has no fill-in-the-middle tokens.
     """
     for markers in MARKERS:
-        encoded = [tokenizer.encode(marker, add_special_tokens=False) for marker in markers]
-        if all(
-            len(token_ids) == 1 and tokenizer.token_text(token_ids[0]) == marker
-            for token_ids, marker in zip(encoded, markers)
-        ):
-            prefix_id, suffix_id, middle_id = encoded
+        found = [tokenizer.find_token(marker) for marker in markers]
+        ids = [token_id for token_id in found if token_id is not None]
+        if tuple(map(tokenizer.token_text, ids)) == markers:
             begin = tokenizer.encode("", add_special_tokens)
             prefix_ids, suffix_ids = (tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix))
-            return [*begin, *prefix_id, *prefix_ids, *suffix_id, *suffix_ids, *middle_id]
+            return [*begin, ids[0], *prefix_ids, ids[1], *suffix_ids, ids[2]]
     raise InvalidRequestError("suffix", "this model has no tokens for fill-in-the-middle prompts")

@@ -18,7 +18,8 @@ from fastdeploy.core.json_types import check_unicode
 from fastdeploy.core.panics import convert_panics
 from fastdeploy.detokenize.chat_template import DEFAULT, ChatTemplates, Conversation
 from fastdeploy.detokenize.json_file import read_json
-from fastdeploy.detokenize.tokenizer_files import load_backend, read_tokenizer_config
+from fastdeploy.detokenize.token_names import read_tokenizer_config
+from fastdeploy.detokenize.tokenizer_files import load_backend
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 CHAT_TEMPLATE_FOLDER = "additional_chat_templates"
@@ -62,9 +63,7 @@ class Tokenizer:
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.special_tokens = dict(special_tokens or {})
-        self.special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        self.special_ids = _special_ids(backend)
         eos = self.special_tokens.get("eos_token")
         self.eos_token_id: int | None = backend.token_to_id(eos) if eos is not None else None
         self.is_byte_level = _is_byte_level(json.loads(backend.to_str()).get("decoder"))
@@ -173,7 +172,8 @@ class Tokenizer:
 
     def digest(self) -> str:
         """Return a digest of everything that decides how texts become tokens, and tokens texts."""
-        return blake2b(self._backend.to_str().encode(), digest_size=8).hexdigest()
+        settings = f"{self._backend.to_str()}{self._backend.encode_special_tokens}"
+        return blake2b(settings.encode(), digest_size=8).hexdigest()
 
     def vocabulary(self) -> dict[str, int]:
         """Return token -> id, with tokens as in the tokenizer's file."""
@@ -183,6 +183,17 @@ class Tokenizer:
         """Return whether the token is a single byte, such as `<0xE4>`, of a vocabulary with byte fallback."""
         token = self._backend.id_to_token(token_id)
         return not self.is_byte_level and token is not None and _BYTE_FALLBACK.fullmatch(token) is not None
+
+    def find_token(self, text: str) -> int | None:
+        """Return the id of the token whose text this is; None if it is encoded as several tokens.
+
+        Special tokens are found even if the tokenizer splits them in texts (`split_special_tokens`).
+        """
+        token_id = self._backend.token_to_id(text)
+        if token_id is not None and token_id in self.special_ids:
+            return int(token_id)
+        token_ids = self.encode(text, add_special_tokens=False)
+        return token_ids[0] if len(token_ids) == 1 else None
 
     def find_special_ids(self, texts: Iterable[str]) -> dict[str, int]:
         """Return text -> id for the texts that are special tokens."""
@@ -228,6 +239,22 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if (folder / CHAT_TEMPLATE_FILE).is_file():
         templates[DEFAULT] = (folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8")
     return templates
+
+
+def _special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """Return the ids that the library's `decode` skips.
+
+    The flags of the tokens do not tell: a token stays special if it is added again without its flag, and one whose text
+    the normalizer changes is never skipped.
+    """
+
+    def is_skipped(token_id: int, token: tokenizers.AddedToken) -> bool:
+        if not backend.decode([token_id], skip_special_tokens=False):
+            return bool(token.special)
+        return not backend.decode([token_id], skip_special_tokens=True)
+
+    added = backend.get_added_tokens_decoder()
+    return frozenset(token_id for token_id, token in added.items() if is_skipped(token_id, token))
 
 
 def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:

@@ -10,33 +10,19 @@ from typing import Any
 
 import tokenizers
 
-from fastdeploy.config.checkpoint_json import TOKENIZER_KEYS, check_values
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.detokenize.added_tokens import add_tokens, named_special_tokens, wrap_in_tokens
+from fastdeploy.detokenize.added_tokens import add_tokens, wrap_in_tokens
 from fastdeploy.detokenize.byte_level_tokenizer import MERGES_FILE, VOCAB_FILE, build_byte_level, find_split
 from fastdeploy.detokenize.json_file import read_json
 from fastdeploy.detokenize.paddlenlp_tokenizer import convert_with_paddlenlp
 from fastdeploy.detokenize.sentencepiece_tokenizer import build_sentencepiece
+from fastdeploy.detokenize.token_names import TOKENIZER_CONFIG_FILE, named_tokens
 
 TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 
 SpecialTokens = dict[str, str]
-
-
-def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, with missing keys from special_tokens_map.json.
-
-    Raises:
-        ConfigError: a file cannot be read, or a value that is used has another type.
-    """
-    config = read_json(folder / TOKENIZER_CONFIG_FILE)
-    special_tokens = read_json(folder / "special_tokens_map.json")
-    merged = {**config, **{key: value for key, value in special_tokens.items() if config.get(key) is None}}
-    check_values(merged, TOKENIZER_KEYS, f"{folder / TOKENIZER_CONFIG_FILE}: ")
-    return merged
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -46,15 +32,27 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
-    """Return the folder's tokenizer and its named special tokens.
+    """Return the folder's tokenizer, with its added tokens, and its named special tokens.
 
     Formats are tried in this order: tokenizer.json, vocab.json with merges.txt, SentencePiece, PaddleNLP.
 
+    Args:
+        config: what `read_tokenizer_config` returns.
+
     Raises:
-        ConfigError: there is none, it cannot be read, or it requires PaddleNLP, which is not installed.
+        ConfigError: there is none, it cannot be read, its files contradict each other, or it requires PaddleNLP, which
+            is not installed.
     """
+    backend, special = _load(folder, config)
+    backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+    return backend, special
+
+
+def _load(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
     if (folder / TOKENIZER_FILE).is_file():
-        return _read_tokenizer_json(folder / TOKENIZER_FILE), named_special_tokens(config)
+        backend = _read_tokenizer_json(folder / TOKENIZER_FILE)
+        add_tokens(backend, folder, config)
+        return backend, _texts_of_names(config)
     if (folder / VOCAB_FILE).is_file() and (folder / MERGES_FILE).is_file():
         split = find_split(config, str(read_json(folder / "config.json").get("model_type")))
         if split is not None:
@@ -64,18 +62,27 @@ def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.To
             return _from_sentencepiece(folder, folder / name, config)
     if config.get("tokenizer_class"):
         converted = convert_with_paddlenlp(folder, str(config["tokenizer_class"]))
-        return _read_tokenizer_json(converted), named_special_tokens(config)
+        return _read_tokenizer_json(converted), _texts_of_names(config)
+    raise _not_supported(folder)
+
+
+def _not_supported(folder: Path) -> ConfigError:
     for name in SENTENCEPIECE_FILES:
         if (folder / name).is_file():
-            raise ConfigError(
+            return ConfigError(
                 "tokenizer",
                 f"{str(folder / name)!r} is in tiktoken format, which is not supported; use {TOKENIZER_FILE}",
             )
-    raise ConfigError(
+    return ConfigError(
         "tokenizer",
         f"no tokenizer in {str(folder)!r}: expected {TOKENIZER_FILE}, {VOCAB_FILE} with {MERGES_FILE} of a known "
         f"class, a SentencePiece model, or a {TOKENIZER_CONFIG_FILE} with a tokenizer_class of PaddleNLP",
     )
+
+
+def _texts_of_names(config: Mapping[str, Any]) -> SpecialTokens:
+    """Return name -> text of the named special tokens, such as `bos_token`."""
+    return {name: token.content for name, token in named_tokens(config).items()}
 
 
 def _read_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
@@ -90,7 +97,7 @@ def _read_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
 def _from_byte_level(folder: Path, split: str, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
     backend = build_byte_level(folder, split, config)
     add_tokens(backend, folder, config)
-    special = named_special_tokens(config)
+    special = _texts_of_names(config)
     wrap_in_tokens(backend, special.get("bos_token") if config.get("add_bos_token") else None, None)
     return backend, special
 
@@ -102,7 +109,7 @@ def _from_sentencepiece(
     backend, model = build_sentencepiece(file, config)
     add_tokens(backend, folder, config)
     model_tokens = {"bos_token": model.text_of(model.bos_id), "eos_token": model.text_of(model.eos_id)}
-    special = {key: text for key, text in model_tokens.items() if text is not None} | named_special_tokens(config)
+    special = {key: text for key, text in model_tokens.items() if text is not None} | _texts_of_names(config)
     is_llama = str(config.get("tokenizer_class", "LlamaTokenizer")).startswith("LlamaTokenizer")
     wrap_in_tokens(
         backend,

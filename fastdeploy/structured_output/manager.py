@@ -154,8 +154,8 @@ def _bitmask_of(token_ids: list[int], num_words: int) -> TokenArray:
 
 
 def _single_token(tokenizer: Tokenizer, field: str, text: str) -> int:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    if len(ids) != 1:
+    token_id = tokenizer.find_token(text)
+    if token_id is None:
         reason = f"with reasoning, {text!r} must be a single token of the tokenizer; start without --reasoning-parser"
         raise InvalidRequestError(field, reason)
-    return ids[0]
+    return token_id
