@@ -42,16 +42,14 @@ def add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str,
     """
     existing, named = backend.get_added_tokens_decoder(), named_tokens(config)
     unchanged = {repr(token) for token in existing.values()}
-    declared = _read_declared(folder, config, {token.content for token in existing.values()})
+    declared = _read_declared(folder, config)
     listed = list(declared)
     if config.get(ADDED_TOKENS_KEY) is None:
-        listed += existing.items()  # a token of tokenizer.json becomes special if it has a name
+        listed += existing.items()  # behind those of added_tokens.json, whose flags they override
     tokens = [token for _, token in sorted(listed, key=lambda pair: pair[0])]
     known = {token.content for token in (*tokens, *existing.values())}
-    for token in (*named.values(), *unnamed_tokens(config)):
-        if token.content not in known:
-            known.add(token.content)
-            tokens.append(token)
+    new = [token for token in (*named.values(), *unnamed_tokens(config)) if token.content not in known]
+    tokens += {repr(token): token for token in new}.values()
     names = {token.content for token in named.values()}
     for token in tokens:
         token.special = token.special or token.content in names
@@ -72,12 +70,8 @@ def wrap_in_tokens(backend: tokenizers.Tokenizer, before: str | None, after: str
         )
 
 
-def _read_declared(folder: Path, config: Mapping[str, Any], existing: set[str]) -> DeclaredTokens:
-    """Return the tokens of `added_tokens_decoder`, or without it those of added_tokens.json, which has no flags.
-
-    Args:
-        existing: texts of the tokens that were added already; added_tokens.json does not change their flags.
-    """
+def _read_declared(folder: Path, config: Mapping[str, Any]) -> DeclaredTokens:
+    """Return the tokens of `added_tokens_decoder`, or without it those of added_tokens.json, which has no flags."""
     decoder = config.get(ADDED_TOKENS_KEY)
     if decoder is not None:
         pairs = [(int(token_id), make_token(value)) for token_id, value in decoder.items()]

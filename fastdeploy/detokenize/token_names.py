@@ -21,6 +21,7 @@ ADDED_TOKENS_KEY = "added_tokens_decoder"
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names that every tokenizer may have; new tokens get their ids in this order."""
 _EXTRA, _OLD_EXTRA, _OTHER_NAMES = "extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens"
+_TYPE = "__type"  # objects of tokenizer_config.json say with this key that they are tokens
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -57,9 +58,10 @@ def unnamed_tokens(config: Mapping[str, Any]) -> list[AddedToken]:
 
 
 def special_texts(config: Mapping[str, Any]) -> set[str]:
-    """Return the texts of the tokens that make a token of added_tokens.json special."""
+    """Return the texts that make a token of added_tokens.json special; objects of tokenizer_config.json do not."""
     values: Iterable[Any] = [*(config.get(key) for key in NAMES), *(config.get(_EXTRA) or ())]
-    return {token.content for value in values if (token := make_token(value)) is not None}
+    tokens = [make_token(value) for value in values if isinstance(value, str) or (value and _TYPE not in value)]
+    return {token.content for token in tokens if token is not None}
 
 
 def make_token(value: Any) -> AddedToken | None:
