@@ -25,6 +25,7 @@ def fill_in_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, add_special_t
         ids = [token_id for token_id in found if token_id is not None]
         if tuple(map(tokenizer.token_text, ids)) == markers:
             begin = tokenizer.encode("", add_special_tokens)
-            prefix_ids, suffix_ids = (tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix))
+            prefix_ids = tokenizer.encode(prefix, False, "prompt")
+            suffix_ids = tokenizer.encode(suffix, False, "suffix")
             return [*begin, ids[0], *prefix_ids, ids[1], *suffix_ids, ids[2]]
     raise InvalidRequestError("suffix", "this model has no tokens for fill-in-the-middle prompts")

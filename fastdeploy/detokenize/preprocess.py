@@ -73,7 +73,7 @@ def build_prepared_request(
         is_truncated = params.truncate_prompt_tokens is not None
         limit = max_text_length(tokenizer, limits.max_model_len, is_truncated)
         check_text(field, prompt, tokenizer, limit, None if is_truncated else limits.max_model_len)
-        token_ids = tokenizer.encode(prompt, add_special_tokens)
+        token_ids = tokenizer.encode(prompt, add_special_tokens, field)
     else:
         token_ids = list(prompt)
         check_token_ids(field, token_ids, limits.vocab_size)
@@ -221,7 +221,7 @@ def tokenize_bad_words(tokenizer: Tokenizer, bad_words: Iterable[str]) -> list[l
     for word in dict.fromkeys(bad_words):
         spellings: list[list[int]] = []
         for text in (word, " " + word.lstrip(" ")):
-            token_ids = tokenizer.encode(text, add_special_tokens=False)
+            token_ids = tokenizer.encode(text, False, "bad_words")
             if token_ids and not any(token_ids[-len(shorter) :] == shorter for shorter in spellings):
                 spellings.append(token_ids)
         sequences.update(dict.fromkeys(map(tuple, spellings)))

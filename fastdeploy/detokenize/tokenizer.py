@@ -6,20 +6,22 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from fastdeploy.core.errors import ConfigError, InvalidRequestError
 from fastdeploy.core.json_types import check_unicode
-from fastdeploy.core.panics import convert_panics
+from fastdeploy.core.panics import RustPanicError, convert_panics
 from fastdeploy.detokenize.chat_template import DEFAULT, ChatTemplates, Conversation
 from fastdeploy.detokenize.json_file import read_json
 from fastdeploy.detokenize.token_names import read_tokenizer_config
 from fastdeploy.detokenize.tokenizer_files import load_backend
+from fastdeploy.detokenize.tokenizer_limits import longest_inserted
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 CHAT_TEMPLATE_FOLDER = "additional_chat_templates"
@@ -27,7 +29,8 @@ MANY_TOKENS = 4096  # are decoded without the interpreter's lock
 LENGTH_SLACK = 4
 MAX_TEXT_LENGTH = 2**20  # tokenizing takes up to 400 bytes and a microsecond per character
 MAX_CHARACTERS_PER_TOKEN = 16
-LONGEST_EXPANSION = "\ufdfa"  # one character for which compatible normalization (NFKC) writes 18
+LONGEST_EXPANSION = "\ufdfa"  # one character for which compatible normalization (NFKC) writes this many:
+LONGEST_COMPATIBLE = 18
 MAX_EXPANSION = 4  # characters that other kinds of normalization write for one
 MIN_EXPANDED_LENGTH = 2**14  # characters; normalizing shorter texts costs little, however long they become
 _BYTE_FALLBACK = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -72,6 +75,8 @@ class Tokenizer:
         self._token_bytes: dict[int, bytes] = {}
         normalizer = backend.normalizer
         self._expands = normalizer is not None and len(normalizer.normalize_str(LONGEST_EXPANSION)) > MAX_EXPANSION
+        most = LONGEST_COMPATIBLE if self._expands else MAX_EXPANSION
+        self._inserts = normalizer is not None and longest_inserted(normalizer) > most
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Tokenizer:
@@ -80,7 +85,14 @@ class Tokenizer:
         Raises:
             ConfigError: the folder has no tokenizer in a supported format, or a file cannot be read.
         """
-        folder = Path(path)
+        try:
+            return cls._load(Path(path))
+        except RustPanicError as error:
+            raise ConfigError("tokenizer", f"cannot read the tokenizer of {str(path)!r}: {error!s:.300}") from error
+
+    @classmethod
+    @convert_panics
+    def _load(cls, folder: Path) -> Tokenizer:
         config = read_tokenizer_config(folder)
         backend, special_tokens = load_backend(folder, config)
         return cls(backend, special_tokens, _chat_templates(folder, config))
@@ -90,17 +102,30 @@ class Tokenizer:
         """Number of tokens without those that were added to the vocabulary."""
         return int(self._backend.get_vocab_size(with_added_tokens=False))
 
-    @convert_panics
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, field: str = "text") -> list[int]:
         """Return the token ids of `text`; other threads run meanwhile.
 
-        `Tokenizer.encode` of the library gives the same ids, but takes longer, because it also computes the position of
-        each token, and holds the interpreter's lock.
+        Args:
+            field: name of the text in errors.
 
         Raises:
-            InvalidRequestError: the text has a lone surrogate; the field is `text`.
+            InvalidRequestError: the text has a lone surrogate, or the library cannot encode it: a pattern of the
+                tokenizer takes too many steps, or the vocabulary has no token for a character.
         """
-        check_unicode("text", text)
+        check_unicode(field, text)
+        try:
+            return self._encode(text, add_special_tokens)
+        except Exception as error:  # the library raises bare Exception
+            reason = f"{error.__cause__ or error!s:.300}"
+            raise InvalidRequestError(field, f"the tokenizer of this model cannot encode it: {reason}") from error
+
+    @convert_panics
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the ids that `Tokenizer.encode` of the library gives.
+
+        That function takes longer, because it also computes the position of each token, and holds the interpreter's
+        lock.
+        """
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
@@ -121,10 +146,19 @@ class Tokenizer:
 
     def text_length(self, text: str) -> int:
         """Return the number of characters of a text, after normalization if that can make it much longer."""
+        if self._inserts:
+            try:
+                return self._sum_lengths(text, self._backend.normalizer.normalize_str)
+            except RustPanicError:  # `encode` fails for the same reason, and says so
+                return len(text)
         if not self._expands or len(text) < MIN_EXPANDED_LENGTH or text.isascii():
             return len(text)
+        return self._sum_lengths(text, partial(unicodedata.normalize, "NFKC"))
+
+    @convert_panics
+    def _sum_lengths(self, text: str, normalize: Callable[[str], str]) -> int:
         starts = range(0, len(text), MIN_EXPANDED_LENGTH)  # other threads run between two parts
-        return sum(len(unicodedata.normalize("NFKC", text[start : start + MIN_EXPANDED_LENGTH])) for start in starts)
+        return sum(len(normalize(text[start : start + MIN_EXPANDED_LENGTH])) for start in starts)
 
     @convert_panics
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -17,6 +17,7 @@ from fastdeploy.detokenize.json_file import read_json
 from fastdeploy.detokenize.paddlenlp_tokenizer import convert_with_paddlenlp
 from fastdeploy.detokenize.sentencepiece_tokenizer import build_sentencepiece
 from fastdeploy.detokenize.token_names import TOKENIZER_CONFIG_FILE, named_tokens
+from fastdeploy.detokenize.tokenizer_limits import check_tokenizer_file
 
 TOKENIZER_FILE = "tokenizer.json"
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
@@ -86,6 +87,7 @@ def _texts_of_names(config: Mapping[str, Any]) -> SpecialTokens:
 
 
 def _read_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
+    check_tokenizer_file(file)
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except BaseException as error:  # the library raises bare Exception, and BaseException for its own faults

@@ -138,7 +138,7 @@ class LengthRecorder:
     def __init__(self) -> None:
         self.lengths: list[int] = []
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True, field: str = "text") -> list[int]:
         self.lengths.append(len(text))
         return [1]
 

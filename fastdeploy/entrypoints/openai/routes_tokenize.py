@@ -174,9 +174,10 @@ def _tokenize(server: ApiServer, body: TokenizeRequest) -> Response:
     max_length = max(MAX_LONG_TEXT_LENGTH, max_text_length(tokenizer, max_model_len))
     prompt = _prompt(server, body, max_length)
     is_text = body.prompt is not None
-    check_text("prompt" if is_text else "messages", prompt, tokenizer, max_length)
+    field = "prompt" if is_text else "messages"
+    check_text(field, prompt, tokenizer, max_length)
     add_special = body.add_special_tokens if body.add_special_tokens is not None else is_text
-    tokens = tokenizer.encode(prompt, add_special)
+    tokens = tokenizer.encode(prompt, add_special, field)
     return json_response(
         TokenizeResponse(
             count=len(tokens),

@@ -36,7 +36,8 @@ def _count(server: ApiServer, body: CountTokensRequest) -> Response:
     with renamed_errors(chat.client_field):
         prompt = str(render_prompt(server, chat.request, max_length))
         check_text("messages", prompt, tokenizer, max_length)
-    return json_response(CountTokensResponse(input_tokens=len(tokenizer.encode(prompt, add_special_tokens=False))))
+        token_ids = tokenizer.encode(prompt, False, "messages")
+    return json_response(CountTokensResponse(input_tokens=len(token_ids)))
 
 
 ENDPOINTS = (
