@@ -243,8 +243,7 @@ def parse_model_config(
         ConfigError: an architecture or feature is not supported, or a value is missing or not valid.
     """
     where = f"{path}/config.json: " if path else ""
-    architecture = _architecture(raw, where)
-    quantization = read_quantization(raw, where)
+    architecture, quantization = _architecture(raw, where), read_quantization(raw, where)
     check_values(raw, MODEL_KEYS, where)
     check_values(generation, GENERATION_KEYS, where.replace("config.json", "generation_config.json"))
     _refuse_unsupported(raw)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.detokenize.tokenizers_for_tests import save_tokenizer
 from tests.entrypoints.fuzzing import send_all
 from tests.entrypoints.hostile_values import hostile_request
 from tests.entrypoints.server_process import ServerProcess, mock_server
@@ -144,3 +146,44 @@ def test_template_of_another_client_passes_slow_ones(tmp_path: Path) -> None:
             for task in [*tasks, threads.submit(send, "b", "x")]:
                 task.result(120)
     assert answered.index("b") < 4
+
+
+BACKTRACKING = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+BAD = "a" * 40 + "b"
+BAD_USER = [{"role": "user", "content": BAD}]
+
+
+@pytest.fixture(scope="module")
+def backtracking_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose tokenizer has a pattern that takes twice as many steps for each further letter."""
+    tokenizer, model = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("model")
+    save_tokenizer(tokenizer)
+    content = json.loads((tokenizer / "tokenizer.json").read_text())
+    decoder = {"type": "Sequence", "decoders": [content["decoder"], BACKTRACKING]}
+    (tokenizer / "tokenizer.json").write_text(json.dumps({**content, "normalizer": BACKTRACKING, "decoder": decoder}))
+    with mock_server(model, "--tokenizer", str(tokenizer), "--served-model-name", "m") as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (COMPLETIONS, {"prompt": BAD, "max_tokens": 1}, "prompt"),
+        (COMPLETIONS, {"prompt": ["hi", BAD], "max_tokens": 1}, "prompt"),
+        (COMPLETIONS, {"prompt": "hi", "bad_words": [BAD], "max_tokens": 1}, "bad_words"),
+        (CHAT, {"messages": BAD_USER, "max_tokens": 1}, "messages"),
+        ("/v1/responses", {"model": "m", "input": BAD}, "input"),
+        ("/v1/messages", {"model": "m", "messages": BAD_USER, "max_tokens": 1}, "messages"),
+        ("/v1/messages/count_tokens", {"model": "m", "messages": BAD_USER}, "messages"),
+        ("/tokenize", {"prompt": BAD}, "prompt"),
+        ("/tokenize", {"messages": BAD_USER}, "messages"),
+        ("/detokenize", {"tokens": [67] * 40 + [68]}, "tokens"),
+    ],
+)
+def test_a_text_on_which_the_tokenizer_panics_is_a_bad_request(
+    backtracking_server: ServerProcess, path: str, body: dict[str, Any], field: str
+) -> None:
+    status, message = error_of(backtracking_server, path, body)
+    assert status == 400 and message.startswith(f"{field}: the tokenizer of this model cannot ")
+    assert message.endswith("Onig: Regex search error: retry-limit-in-match over")
+    assert backtracking_server.post("/tokenize", {"prompt": "the"}).status_code == 200

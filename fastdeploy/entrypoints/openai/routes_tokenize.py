@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.panics import RustPanicError
 from fastdeploy.detokenize.preprocess import (
     MAX_LONG_TEXT_LENGTH,
     TRUNCATED_FACTOR,
@@ -210,7 +211,12 @@ def _detokenize(server: ApiServer, body: DetokenizeRequest) -> Response:
     if len(body.tokens) > max_tokens:
         raise InvalidRequestError("tokens", f"expected at most {max_tokens} token ids, got {len(body.tokens)}")
     check_token_ids("tokens", body.tokens, server.limits.vocab_size)
-    return json_response(DetokenizeResponse(prompt=server.tokenizer.decode(body.tokens, skip_special_tokens=False)))
+    try:
+        text = server.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    except RustPanicError as error:
+        reason = f"{error.__cause__!s:.300}"
+        raise InvalidRequestError("tokens", f"the tokenizer of this model cannot decode them: {reason}") from error
+    return json_response(DetokenizeResponse(prompt=text))
 
 
 ENDPOINTS = (
