@@ -44,6 +44,7 @@ class StructuredOutputsParams:
             says otherwise.
         whitespace_pattern: a regular expression of what may stand between the tokens of JSON.
         source: the field of the request that this comes from, for errors; by default, the attribute of its kind.
+        schemas: for a grammar that the server has made: field of the request -> its JSON schema, for errors.
     """
 
     NAME: ClassVar[str] = "structured_outputs"
@@ -59,6 +60,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     source: str = ""
+    schemas: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Check that one kind is set and has the right type; convert mappings to JSON text.
@@ -116,7 +118,8 @@ class StructuredOutputsParams:
     def arguments(self) -> dict[str, Any]:
         """Return the attributes that define the form; forms with equal ones are the same."""
         names = (self.kind, *(name for name in _KINDS_BY_OPTION if getattr(self, name)))
-        return {name: getattr(self, name) for name in names}
+        arguments = {name: getattr(self, name) for name in names}
+        return {**arguments, "schemas": self.schemas} if self.schemas else arguments
 
     @property
     def json_options(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from weakref import WeakSet
 from fastdeploy.core.errors import InvalidRequestError, QueueFullError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.schema_dialect import note_unknown_formats
 from fastdeploy.structured_output.form_queue import Form, FormQueue
 from fastdeploy.structured_output.grammar import GrammarCompiler, GrammarMemory, GrammarState
 from fastdeploy.structured_output.trial_process import STACK_BYTES, TrialProcess, TrialTimeoutError, Verdict
@@ -133,6 +134,7 @@ class FormCompiler:
             raise QueueFullError(str(error)) from None
         if verdict.message:
             return verdict
+        note_unknown_formats(verdict.unknown_formats)
         memory = self._reserve(GrammarMemory(form.client_id, verdict.num_bytes))
         try:
             return compiler.compile_source("", verdict.source, memory)

@@ -14,7 +14,8 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.panics import convert_panics
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.structured_output.source import LIMITS, make_source, one_line
+from fastdeploy.structured_output.schema_errors import FormSchemas
+from fastdeploy.structured_output.source import LIMITS, make_source, one_line, refusal
 from fastdeploy.structured_output.vocabulary import TokenizerAdapter
 
 _NO_TOKEN_ALLOWED = "NoExtensionBias"  # llguidance's error where no token can follow
@@ -114,7 +115,12 @@ class GrammarCompiler:
         Raises:
             InvalidRequestError: the form is invalid, too large, or uses something unsupported; names the field.
         """
-        return self.compile_source(spec.field, make_source(spec, self.vocabulary.special_ids), GrammarMemory())
+        schemas = FormSchemas()
+        source = make_source(spec, self.vocabulary.special_ids, schemas)
+        try:
+            return self.compile_source(spec.field, source, GrammarMemory())
+        except InvalidRequestError as error:
+            raise refusal(spec, schemas, error.message) from None
 
     @convert_panics
     def compile_source(self, field: str, source: str, memory: GrammarMemory) -> GrammarState:

@@ -98,7 +98,7 @@ class StructuredOutputManager:
         result = form.result
         del form, done  # the traceback of an error keeps this frame
         if isinstance(result, Verdict):
-            raise InvalidRequestError(spec.field + result.path, result.message)
+            raise InvalidRequestError(result.field or spec.field + result.path, result.message)
         if isinstance(result, Exception):
             raise result
         return result

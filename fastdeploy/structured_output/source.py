@@ -15,7 +15,12 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
+from fastdeploy.core.json_schema import SchemaError
 from fastdeploy.core.json_types import parse_json
+from fastdeploy.core.large_numbers import has_large_numbers
+from fastdeploy.core.schema_dialect import escape_options, prepare_schema
+from fastdeploy.core.schema_grammar import json_expression
+from fastdeploy.structured_output.schema_errors import FormSchemas, find_schema_error, without_lines
 from fastdeploy.structured_output.schema_limits import check_schema
 from fastdeploy.structured_output.structural_tag import JSON_OPTIONS, structural_tag_to_lark
 
@@ -36,22 +41,37 @@ _RULE = re.compile(r"[?!]?\w+[ \t]*(?:\[[^\]]*\][ \t]*)?(?:\.[ \t]*-?\d+[ \t]*)?
 _TEMPERATURE = re.compile(r"[?!]?\w+[ \t]*\[[^\]]*\btemperature\b[ \t]*=")
 
 
-def make_source(spec: StructuredOutputsParams, special_ids: Mapping[str, int]) -> str:
+def make_source(
+    spec: StructuredOutputsParams, special_ids: Mapping[str, int], schemas: FormSchemas | None = None
+) -> str:
     """Return a form as a grammar in the notation of llguidance.
 
     Args:
         special_ids: ids of the special tokens by their text; structural tags may contain them.
+        schemas: gets the JSON schemas of the form.
 
     Raises:
         InvalidRequestError: the form is invalid or exceeds a limit; names the field.
     """
     try:
         _check_pattern(spec)
-        return _source(spec, special_ids)
+        return _source(spec, special_ids, schemas or FormSchemas())
     except ValueError as error:
         raise InvalidRequestError(spec.field, one_line(str(error))) from None
     except RecursionError:
         raise InvalidRequestError(spec.field, "is nested too deeply") from None
+
+
+def refusal(spec: StructuredOutputsParams, schemas: FormSchemas, message: str) -> InvalidRequestError:
+    """Return the error of a form that llguidance refuses: with a JSON schema, it names the part that is wrong.
+
+    Args:
+        message: the error of llguidance.
+    """
+    for field, schema in schemas.by_field.items():
+        if (error := find_schema_error(schema, LIMITS)) is not None:
+            return InvalidRequestError(field, one_line(str(error)))
+    return InvalidRequestError(spec.field, one_line(without_lines(message) if schemas.by_field else message))
 
 
 def one_line(message: str) -> str:
@@ -68,23 +88,24 @@ def _check_pattern(spec: StructuredOutputsParams) -> None:
             raise InvalidRequestError(spec.field, f"whitespace_pattern: {one_line(error)}")
 
 
-def _source(spec: StructuredOutputsParams, special_ids: Mapping[str, int]) -> str:
+def _source(spec: StructuredOutputsParams, special_ids: Mapping[str, int], schemas: FormSchemas) -> str:
     match spec.kind:
         case "json":
-            return _json_schema(spec, spec.json)
+            return _json_schema(spec, spec.json, schemas)
         case "json_object":
-            return _json_schema(spec, '{"type": "object"}')
+            return _json_schema(spec, '{"type": "object"}', schemas)
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(spec.regex or "")
         case "choice":
             return llguidance.LLMatcher.grammar_from_regex("|".join(map(_escaped, spec.choice or ())))
         case "structural_tag":
-            lark = structural_tag_to_lark(spec, special_ids)
+            lark = structural_tag_to_lark(spec, special_ids, schemas)
             return llguidance.LLMatcher.grammar_from_lark(lark)
+    schemas.by_field.update(spec.schemas or {})
     return _context_free(spec.field, spec.grammar or "")
 
 
-def _json_schema(spec: StructuredOutputsParams, text: str) -> str:
+def _json_schema(spec: StructuredOutputsParams, text: str, schemas: FormSchemas) -> str:
     field = spec.field
     schema = parse_json(field, text)
     if schema is True:
@@ -92,9 +113,22 @@ def _json_schema(spec: StructuredOutputsParams, text: str) -> str:
     if not isinstance(schema, dict):
         raise InvalidRequestError(field, "expected a JSON schema, which is an object or true")
     check_schema(field, schema)
-    defaults: Any = JSON_OPTIONS  # a type of the library that only its stubs have
+    schemas.by_field[field] = schema
+    schema = prepare_schema(schema, schemas.unknown_formats)
+    defaults: Any = {**JSON_OPTIONS, **escape_options(schema)}  # a type of the library that only its stubs have
     overrides: Any = {"lenient": False, **spec.json_options}
+    if has_large_numbers(schema, schema):
+        own_options = schema.get("x-guidance")
+        options = {**defaults, **(own_options if isinstance(own_options, dict) else {}), **overrides}
+        return llguidance.LLMatcher.grammar_from_lark(f"start: {_expression(field, schema, options)}")
     return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults, overrides)
+
+
+def _expression(field: str, schema: Any, options: Mapping[str, Any]) -> str:
+    try:
+        return json_expression(schema, options)
+    except SchemaError as error:
+        raise InvalidRequestError(field, one_line(str(error))) from None
 
 
 def _context_free(field: str, text: str) -> str:

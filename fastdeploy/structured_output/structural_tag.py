@@ -6,15 +6,17 @@ Both formats in use are supported: `structures` with `triggers`, and the tree of
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
-from fastdeploy.core.json_schema import close_objects
+from fastdeploy.core.json_schema import SchemaError, close_objects
 from fastdeploy.core.json_types import json_type, parse_json
+from fastdeploy.core.schema_dialect import escape_options, prepare_schema
+from fastdeploy.core.schema_grammar import json_expression, quoted, slashes_escaped
+from fastdeploy.structured_output.schema_errors import FormSchemas
 from fastdeploy.structured_output.schema_limits import check_schema
 
 JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,32})?"}
@@ -24,17 +26,20 @@ _TEXT = "TEXT"
 _HEADER = "TEXT: /(?s:.*)/"
 
 
-def structural_tag_to_lark(spec: StructuredOutputsParams, special_ids: Mapping[str, int]) -> str:
+def structural_tag_to_lark(
+    spec: StructuredOutputsParams, special_ids: Mapping[str, int], schemas: FormSchemas | None = None
+) -> str:
     """Translate a structural tag.
 
     Args:
         spec: the form with the tag as JSON text.
         special_ids: ids of the special tokens by their text; tags may contain them.
+        schemas: gets the JSON schemas of the tag.
 
     Raises:
         InvalidRequestError: a part is missing, of the wrong type, or not supported; names its path in the tag.
     """
-    writer = _LarkWriter(spec, special_ids)
+    writer = _LarkWriter(spec, special_ids, schemas or FormSchemas())
     root = writer.mapping("", parse_json(spec.field, spec.structural_tag))
     if root.get("format") is not None:
         body = writer.format("format", root["format"])
@@ -60,8 +65,9 @@ class _LarkWriter:
     In all methods, `path` is the path of `node` in the structural tag, for error messages.
     """
 
-    def __init__(self, spec: StructuredOutputsParams, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, spec: StructuredOutputsParams, special_ids: Mapping[str, int], schemas: FormSchemas) -> None:
         self.rules: list[str] = []
+        self._schemas = schemas
         self._field = spec.field
         self._spec = spec
         self._special_ids = special_ids
@@ -146,13 +152,13 @@ class _LarkWriter:
             start = f"{_TEXT} {self.literal(head)}"
         else:
             start = f"until_{len(self.rules)}"
-            self.rules.append(f"{start}[lazy]: {_TEXT} {_quoted(head)}")
+            self.rules.append(f"{start}[lazy]: {_TEXT} {quoted(head)}")
         return " ".join([start, *(self.literal(piece) for piece in rest)])
 
     def literal(self, text: str) -> str:
         """Return the expression of a text; special tokens in it are matched as tokens."""
         ids = self._special_ids
-        return " ".join(f"<[{ids[p]}]>" if p in ids else _quoted(p) for p in self.pieces(text)) or '""'
+        return " ".join(f"<[{ids[p]}]>" if p in ids else quoted(p) for p in self.pieces(text)) or '""'
 
     def pieces(self, text: str) -> list[str]:
         """Split a text at its special tokens."""
@@ -164,7 +170,7 @@ class _LarkWriter:
 
     def regex(self, pattern: str) -> str:
         name = f"REGEX_{len(self.rules)}"
-        self.rules.append(f"{name}: /{_slashes_escaped(pattern)}/")
+        self.rules.append(f"{name}: /{slashes_escaped(pattern)}/")
         return name
 
     def schema(self, path: str, schema: Any) -> str:
@@ -172,11 +178,18 @@ class _LarkWriter:
             schema = parse_json(_join(self._field, f"{path}.schema"), schema)
         schema = {} if schema is True else self.mapping(f"{path}.schema", schema)
         own_options = self.mapping(f"{path}.schema.x-guidance", schema.get("x-guidance", {}))
-        check_schema(_join(self._field, f"{path}.schema"), schema)
+        field = _join(self._field, f"{path}.schema")
+        check_schema(field, schema)
         if self._spec.disable_additional_properties:
             schema = close_objects(schema)
-        options = {**JSON_OPTIONS, **own_options, **self._spec.json_options, "lenient": False}
-        return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+        self._schemas.by_field[field] = schema
+        schema = prepare_schema(schema, self._schemas.unknown_formats)
+        defaults = {**JSON_OPTIONS, **escape_options(schema)}
+        options = {**defaults, **own_options, **self._spec.json_options, "lenient": False}
+        try:
+            return json_expression(schema, options)
+        except SchemaError as error:
+            raise InvalidRequestError(field, str(error)) from None
 
     def mapping(self, path: str, node: Any) -> Mapping[str, Any]:
         if not isinstance(node, Mapping):
@@ -218,12 +231,3 @@ def _join(path: str, name: str) -> str:
 
 def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else json_type(value)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _slashes_escaped(pattern: str) -> str:
-    """Escape the slashes of a pattern that are not escaped yet, so that it may be put between slashes."""
-    return re.sub(r"(\\.)|/", lambda match: match.group(1) or r"\/", pattern, flags=re.DOTALL).replace("\n", r"\n")

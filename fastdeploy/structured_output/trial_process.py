@@ -29,7 +29,8 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.panics import RustPanicError, convert_panics
 from fastdeploy.core.process import die_with_parent
-from fastdeploy.structured_output.source import LIMITS, make_source, one_line
+from fastdeploy.structured_output.schema_errors import FormSchemas
+from fastdeploy.structured_output.source import LIMITS, make_source, one_line, refusal
 from fastdeploy.structured_output.vocabulary import Vocabulary
 
 MAX_CPU_S = 2.0
@@ -56,14 +57,18 @@ class Verdict:
     Attributes:
         source: the grammar in llguidance's notation; "" if the form was refused.
         num_bytes: memory that the compiled grammar holds, about.
+        field: the field that `message` speaks of; "" for the field of the form.
         path: the part of the form that `message` speaks of, to be appended to the field's name.
         message: why the form was refused.
+        unknown_formats: the formats of JSON schemas in the form that are not followed.
     """
 
     source: str = ""
     num_bytes: int = 0
+    field: str = ""
     path: str = ""
     message: str = ""
+    unknown_formats: Sequence[str] = ()
 
 
 class TrialProcess:
@@ -194,15 +199,23 @@ def _memory_bytes() -> tuple[int, int]:
 
 
 def _answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> dict[str, Any]:
-    spec = StructuredOutputsParams(**json.loads(line))
+    spec, schemas = StructuredOutputsParams(**json.loads(line)), FormSchemas()
     try:
-        source = make_source(spec, vocabulary.special_ids)
+        source = make_source(spec, vocabulary.special_ids, schemas)
         num_bytes = _compile(tokenizer, source)
     except InvalidRequestError as error:
-        return {"path": error.field.removeprefix(spec.field), "message": one_line(error.message)}
+        return _refusal(spec, error)
     except (ValueError, RustPanicError) as error:
-        return {"message": one_line(str(error))}
-    return {"source": source, "num_bytes": num_bytes}
+        return _refusal(spec, refusal(spec, schemas, str(error)))
+    return {"source": source, "num_bytes": num_bytes, "unknown_formats": sorted(schemas.unknown_formats)}
+
+
+def _refusal(spec: StructuredOutputsParams, error: InvalidRequestError) -> dict[str, Any]:
+    """Return the answer to a form that was refused."""
+    message = one_line(error.message)
+    if error.field in (spec.schemas or {}):
+        return {"field": error.field, "message": message}
+    return {"path": error.field.removeprefix(spec.field), "message": message}
 
 
 @convert_panics
@@ -210,8 +223,9 @@ def _compile(tokenizer: llguidance.LLTokenizer, source: str) -> int:
     """Compile a grammar and compute a bitmask, because the lexer works there; return the memory that it holds."""
     before = _memory_bytes()[1]
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    matcher.compute_bitmask()
     return max(_memory_bytes()[1] - before, 0)
 
 
