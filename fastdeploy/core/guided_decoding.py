@@ -44,7 +44,8 @@ class StructuredOutputsParams:
             says otherwise.
         whitespace_pattern: a regular expression of what may stand between the tokens of JSON.
         source: the field of the request that this comes from, for errors; by default, the attribute of its kind.
-        schemas: for a grammar that the server has made: field of the request -> its JSON schema, for errors.
+        schemas: for a grammar that the server has made: field of the request -> the text of its JSON schema,
+            for errors.
     """
 
     NAME: ClassVar[str] = "structured_outputs"
@@ -60,7 +61,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     source: str = ""
-    schemas: dict[str, Any] | None = None
+    schemas: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         """Check that one kind is set and has the right type; convert mappings to JSON text.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 DEFINITIONS = ("$defs", "definitions")
@@ -54,6 +55,15 @@ def map_subschemas(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> d
         elif name in _SCHEMAS:
             result[name] = change(value)
     return result
+
+
+@contextmanager
+def within(path: str) -> Iterator[None]:
+    """Put the path of a part before those of the errors of the block, which looks at that part only."""
+    try:
+        yield
+    except SchemaError as error:
+        raise SchemaError(join_path(path, error.path), error.message) from None
 
 
 def join_path(path: str, name: str) -> str:

@@ -14,6 +14,7 @@ MAX_DOUBLE_INTEGER = 1 << 53  # up to here, doubles express every integer
 LOWER_BOUNDS = ("minimum", "exclusiveMinimum")
 UPPER_BOUNDS = ("maximum", "exclusiveMaximum")
 BOUNDS = (*LOWER_BOUNDS, *UPPER_BOUNDS)
+_DEFINITION_PATHS = tuple(f"{name}." for name in DEFINITIONS)
 KINDS = ("null", "boolean", "number", "string", "array", "object")
 
 
@@ -23,32 +24,40 @@ def has_large_numbers(schema: Any, root: Any) -> bool:
     Args:
         root: the schema that has the definitions.
     """
-    return _has_large_numbers(schema, root, set())
+    parts, seen = [schema], set[str]()
+    while parts:
+        part = parts.pop()
+        if not isinstance(part, Mapping):
+            continue
+        if _restricts_large_numbers(part):
+            return True
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference not in seen:  # chains of references are longer than stacks
+            seen.add(reference)
+            parts.append(_target(reference, root))
+        parts += [child for path, child in subschemas(part) if not path.startswith(_DEFINITION_PATHS)]
+    return False
 
 
-def _has_large_numbers(schema: Any, root: Any, seen: set[str]) -> bool:
-    if not isinstance(schema, Mapping):
-        return False
-    if any(_is_large_bound(schema.get(name)) for name in (*BOUNDS, "multipleOf")):
-        return True
+def _restricts_large_numbers(schema: Mapping[str, Any]) -> bool:
+    """Return whether a keyword of a schema itself has a number beyond 2^53."""
     values = schema.get("enum")
-    if has_large_value(schema.get("const")) or (isinstance(values, list) and any(map(has_large_value, values))):
-        return True
-    if _leads_to_large_numbers(schema.get("$ref"), root, seen):
-        return True
-    parts = {name: part for name, part in schema.items() if name not in DEFINITIONS}
-    return any(_has_large_numbers(part, root, seen) for _, part in subschemas(parts))
+    return (
+        any(_is_large_bound(schema.get(name)) for name in (*BOUNDS, "multipleOf"))
+        or has_large_value(schema.get("const"))
+        or (isinstance(values, list) and any(map(has_large_value, values)))
+    )
 
 
-def _leads_to_large_numbers(reference: Any, root: Any, seen: set[str]) -> bool:
-    if not isinstance(reference, str) or not reference.startswith("#") or reference in seen:
-        return False
-    seen.add(reference)
+def _target(reference: str, root: Any) -> Any:
+    """Return what a reference within the root refers to; None if there is nothing."""
+    if not reference.startswith("#"):
+        return None
     target = root
     for key in reference[1:].split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
         target = target.get(key) if isinstance(target, Mapping) else None
-    return _has_large_numbers(target, root, seen)
+    return target
 
 
 def references(schema: Any) -> Iterator[tuple[str, Any]]:

@@ -21,11 +21,21 @@ class BoundError(ValueError):
     """A bound has too many significant digits."""
 
 
+def least_integer(bound: Decimal, is_exclusive: bool) -> int:
+    """Return the least integer that is at least `bound`, or greater if it is exclusive."""
+    least = int(bound.to_integral_value(ROUND_CEILING, _CONTEXT))
+    return least + (is_exclusive and least == bound)
+
+
+def greatest_integer(bound: Decimal, is_exclusive: bool) -> int:
+    """Return the greatest integer that is at most `bound`, or less if it is exclusive."""
+    most = int(bound.to_integral_value(ROUND_FLOOR, _CONTEXT))
+    return most - (is_exclusive and most == bound)
+
+
 def integers_from(bound: Decimal, is_exclusive: bool) -> str:
     """Return the expression of the integers that are at least `bound`, or greater if it is exclusive."""
-    least = int(bound.to_integral_value(ROUND_CEILING, _CONTEXT))
-    if is_exclusive and least == bound:
-        least += 1
+    least = least_integer(bound, is_exclusive)
     if least > 0:
         return _above(least - 1)
     return f"({_NATURAL}|-{_below(1 - least, 1)})" if least < 0 else _NATURAL
@@ -33,9 +43,7 @@ def integers_from(bound: Decimal, is_exclusive: bool) -> str:
 
 def integers_to(bound: Decimal, is_exclusive: bool) -> str:
     """Return the expression of the integers that are at most `bound`, or less if it is exclusive."""
-    most = int(bound.to_integral_value(ROUND_FLOOR, _CONTEXT))
-    if is_exclusive and most == bound:
-        most -= 1
+    most = greatest_integer(bound, is_exclusive)
     if most < 0:
         return f"-{_above(-most - 1)}"
     return f"(-[1-9][0-9]*|{_below(most + 1, 0)})"
@@ -45,13 +53,13 @@ def numbers_from(bound: Decimal, is_exclusive: bool) -> str:
     """Return the expression of the decimal numbers that are at least `bound`, or greater if it is exclusive."""
     if bound >= 0:
         return _sizes_from(bound, is_exclusive)
-    return f"({_NATURAL}{_FRACTION}|-{_sizes_to(bound.copy_negate(), is_exclusive)})"
+    return f"({_NATURAL}{_FRACTION}|-{_sizes_to(bound.copy_abs(), is_exclusive)})"
 
 
 def numbers_to(bound: Decimal, is_exclusive: bool) -> str:
     """Return the expression of the decimal numbers that are at most `bound`, or less if it is exclusive."""
     if bound < 0 or (bound == 0 and is_exclusive):
-        return f"-{_sizes_from(bound.copy_negate(), is_exclusive)}"
+        return f"-{_sizes_from(bound.copy_abs(), is_exclusive)}"
     return f"(-{_NATURAL}{_FRACTION}|{_sizes_to(bound, is_exclusive)})"
 
 

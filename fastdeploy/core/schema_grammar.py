@@ -27,7 +27,15 @@ from fastdeploy.core.large_numbers import (
     kinds_of,
     references,
 )
-from fastdeploy.core.number_regex import BoundError, integers_from, integers_to, numbers_from, numbers_to
+from fastdeploy.core.number_regex import (
+    BoundError,
+    greatest_integer,
+    integers_from,
+    integers_to,
+    least_integer,
+    numbers_from,
+    numbers_to,
+)
 
 _NUMBER_KEYWORDS = (*BOUNDS, "multipleOf")
 _ARRAY_KEYWORDS = ("prefixItems", "items", "additionalItems", "minItems", "maxItems")
@@ -158,6 +166,7 @@ class _LarkWriter:
         return self._object(path, schema) if kind == "object" else self._number(path, schema, kind == "integer")
 
     def _number(self, path: str, schema: Mapping[str, Any], is_integer: bool) -> str:
+        _check_bounds(path, schema, is_integer)
         low, high = (integers_from, integers_to) if is_integer else (numbers_from, numbers_to)
         patterns = []
         for names, write in ((LOWER_BOUNDS, low), (UPPER_BOUNDS, high)):
@@ -233,7 +242,8 @@ class _LarkWriter:
             low = max(fewest - len(first), 1) - (0 if first else 1)
             high = "" if most is None else most - len(first) - (0 if first else 1)
             head = self._comma.join(first) if first else more
-            lists.append(self._between("[", f"{head} ({self._comma}{more}){{{low},{high}}}", "]"))
+            tail = "" if high == 0 else f" ({self._comma}{more}){{{low},{high}}}"
+            lists.append(self._between("[", head + tail, "]"))
         return lists
 
     def _object(self, path: str, schema: Mapping[str, Any]) -> str:
@@ -293,6 +303,22 @@ def _one_of(expressions: Sequence[str]) -> str:
 def _json_text(value: Any) -> str:
     """Return the text of a value as a terminal."""
     return quoted(json.dumps(value, ensure_ascii=False))
+
+
+def _check_bounds(path: str, schema: Mapping[str, Any], is_integer: bool) -> None:
+    """Refuse bounds between which there is no number: nothing could follow in the output."""
+    for lower in LOWER_BOUNDS:
+        for upper in UPPER_BOUNDS:
+            if lower not in schema or upper not in schema:
+                continue
+            least, most = bound(path, schema, lower), bound(path, schema, upper)
+            is_open = lower != "minimum", upper != "maximum"
+            if is_integer:
+                is_empty = least_integer(least, is_open[0]) > greatest_integer(most, is_open[1])
+            else:
+                is_empty = least > most or (least == most and any(is_open))
+            if is_empty:
+                raise SchemaError(join_path(path, lower), f"no number is also within {upper}")
 
 
 def _items(path: str, schema: Mapping[str, Any]) -> tuple[list[tuple[str, Any]], Any, str]:

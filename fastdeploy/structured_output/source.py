@@ -6,12 +6,12 @@ The time of everything here is at most proportional to the length of a form, but
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import llguidance
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
@@ -20,6 +20,7 @@ from fastdeploy.core.json_types import parse_json
 from fastdeploy.core.large_numbers import has_large_numbers
 from fastdeploy.core.schema_dialect import escape_options, prepare_schema
 from fastdeploy.core.schema_grammar import json_expression
+from fastdeploy.structured_output.gbnf import convert_gbnf
 from fastdeploy.structured_output.schema_errors import FormSchemas, find_schema_error, without_lines
 from fastdeploy.structured_output.schema_limits import check_schema
 from fastdeploy.structured_output.structural_tag import JSON_OPTIONS, structural_tag_to_lark
@@ -101,7 +102,7 @@ def _source(spec: StructuredOutputsParams, special_ids: Mapping[str, int], schem
         case "structural_tag":
             lark = structural_tag_to_lark(spec, special_ids, schemas)
             return llguidance.LLMatcher.grammar_from_lark(lark)
-    schemas.by_field.update(spec.schemas or {})
+    schemas.by_field.update({field: json.loads(text) for field, text in (spec.schemas or {}).items()})
     return _context_free(spec.field, spec.grammar or "")
 
 
@@ -139,18 +140,11 @@ def _context_free(field: str, text: str) -> str:
         raise InvalidRequestError(
             field, "the rule attribute temperature is not supported; use the request's temperature"
         )
-    lark = text if is_lark else _convert_gbnf(text)
+    lark = text if is_lark else convert_gbnf(text)
     num_rules = sum(_RULE.match(line) is not None for line in _lines(lark))
     if num_rules > MAX_RULES:
         raise InvalidRequestError(field, f"expected at most {MAX_RULES} rules, got {num_rules}")
     return llguidance.LLMatcher.grammar_from_lark(lark)
-
-
-def _convert_gbnf(text: str) -> str:
-    try:
-        return gbnf_to_lark(text)
-    except Exception as error:  # the library raises bare exceptions
-        raise ValueError(f"failed to convert the grammar from GBNF to Lark: {error}") from None
 
 
 def _is_lark(text: str) -> bool:

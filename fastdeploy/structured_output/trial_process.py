@@ -215,7 +215,8 @@ def _refusal(spec: StructuredOutputsParams, error: InvalidRequestError) -> dict[
     message = one_line(error.message)
     if error.field in (spec.schemas or {}):
         return {"field": error.field, "message": message}
-    return {"path": error.field.removeprefix(spec.field), "message": message}
+    path = error.field.removeprefix(spec.field)
+    return {"path": path, "message": message} if path else {"message": message}
 
 
 @convert_panics

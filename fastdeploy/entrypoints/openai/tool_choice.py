@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
+from fastdeploy.core.json_schema import SchemaError
 from fastdeploy.core.json_types import shorten
+from fastdeploy.core.schema_dialect import note_unknown_formats, prepare_schema
 from fastdeploy.detokenize.messages import check_tools
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.parsers.argument_grammar import json_expression
@@ -37,6 +39,7 @@ class ToolUse:
         is_named: the message is one call of the only function.
         is_limited: only some of the tools may be called.
         max_calls: maximum number of calls; None for any number.
+        fields: function -> the field of the request that has the schema of its arguments.
     """
 
     functions: Mapping[str, Mapping[str, Any]]
@@ -45,6 +48,7 @@ class ToolUse:
     is_named: bool = False
     is_limited: bool = False
     max_calls: int | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
@@ -71,30 +75,49 @@ class ToolUse:
         if self.is_required and given is not None and given.field != "response_format":  # it constrains content
             raise InvalidRequestError(given.field, "cannot be combined with a tool_choice that requires calls")
         if self.tool_format is None and self.is_named:
-            schema = next(iter(self.schemas.values()))
-            return StructuredOutputsParams(json=json.dumps(schema), source="tools")
+            ((name, schema),) = self.schemas.items()
+            return StructuredOutputsParams(json=json.dumps(schema), source=self.fields.get(name, "tools"))
         tool_format = self.tool_format or JSON_ARRAY
         special_ids = tokenizer.find_special_ids(tool_format.markers)
         if self.is_required:
-            return _lark(ToolCallGrammar(tool_format, self.schemas, special_ids, self.max_calls).required())
+            grammar = ToolCallGrammar(tool_format, self.schemas, special_ids, self.max_calls, self.fields)
+            return _lark(grammar.required(), self._schemas_by_field(self.functions))
         strict = {name for name, function in self.functions.items() if function.get("strict")}
         schemas = {name: schema if name in strict else ANY_ARGUMENTS for name, schema in self.schemas.items()}
-        grammar = ToolCallGrammar(tool_format, schemas, special_ids, self.max_calls)
+        grammar = ToolCallGrammar(tool_format, schemas, special_ids, self.max_calls, self.fields)
+        followed = self._schemas_by_field(strict)
         if given is not None:
-            return _lark(grammar.optional(_json_expression(given)))
-        return _lark(grammar.within_text()) if strict or self.is_limited else None
+            schema = _answer_schema(given)
+            return _lark(grammar.optional(_answer_expression(given, schema)), {given.field: schema, **followed})
+        return _lark(grammar.within_text(), followed) if strict or self.is_limited else None
+
+    def _schemas_by_field(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the schemas of these functions by the fields of the request that have them."""
+        return {self.fields[name]: self.schemas[name] for name in names if name in self.fields}
 
 
-def _lark(grammar: str) -> StructuredOutputsParams:
-    return StructuredOutputsParams(grammar=grammar, source="tools")
+def _lark(grammar: str, schemas: Mapping[str, Any]) -> StructuredOutputsParams:
+    texts = {name: json.dumps(schema, ensure_ascii=False) for name, schema in schemas.items()}
+    return StructuredOutputsParams(grammar=grammar, source="tools", schemas=texts)
 
 
-def _json_expression(given: StructuredOutputsParams) -> str:
+def _answer_schema(given: StructuredOutputsParams) -> Any:
+    """Return the schema of an answer that the model may give instead of calls."""
     if given.kind == "json":
-        return json_expression(json.loads(given.json), given.json_options)
+        return json.loads(given.json)
     if given.kind == "json_object":
-        return json_expression({"type": "object"}, given.json_options)
+        return {"type": "object"}
     raise InvalidRequestError(given.field, "with tools, expected a JSON schema or json_object")
+
+
+def _answer_expression(given: StructuredOutputsParams, schema: Any) -> str:
+    unknown_formats = set[str]()
+    prepared = prepare_schema(schema, unknown_formats)
+    note_unknown_formats(unknown_formats)
+    try:
+        return json_expression(prepared, given.json_options)
+    except SchemaError as error:
+        raise InvalidRequestError(given.field, str(error)) from None
 
 
 def tool_use(body: ChatCompletionRequest, parser: ToolParserChoice) -> ToolUse | None:
@@ -124,6 +147,7 @@ def tool_use(body: ChatCompletionRequest, parser: ToolParserChoice) -> ToolUse |
         is_named=mode == "named",
         is_limited=len(names) < len(functions),
         max_calls=1 if mode == "named" or body.parallel_tool_calls is False else None,
+        fields={tool["function"]["name"]: f"tools[{i}].function.parameters" for i, tool in enumerate(tools)},
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core import schema_grammar
+from fastdeploy.core.json_schema import SchemaError, with_definitions, within
 from fastdeploy.core.json_types import shorten
+from fastdeploy.core.schema_dialect import escape_options
 from fastdeploy.entrypoints.openai.parsers.pythonic_tool_parser import KEYWORD
 from fastdeploy.entrypoints.openai.parsers.tagged_tool_parsers import (
     Glm45ToolParser,
@@ -56,10 +58,13 @@ def json_expression(schema: Any, options: Mapping[str, Any] | None = None) -> st
     With free spacing, a model could emit white space without end.
 
     Args:
+        schema: a schema that `prepare_schema` has returned.
         options: options of llguidance that replace those of the fixed spacing.
+
+    Raises:
+        SchemaError: the schema has a number beyond 2^53 at a place that cannot be followed.
     """
-    schema = ({} if schema else {"not": {}}) if isinstance(schema, bool) else schema
-    return f"%json {json.dumps({**schema, 'x-guidance': {**JSON_OPTIONS, **(options or {})}})}"
+    return schema_grammar.json_expression(schema, {**JSON_OPTIONS, **escape_options(schema), **(options or {})})
 
 
 def _json_arguments(index: int, schema: Mapping[str, Any], literal: Literal) -> list[str]:
@@ -89,7 +94,9 @@ class _TaggedArguments:
             rule = f"parameter_{index}_{number}"
             begin = literal(self.begin.replace("{name}", key))
             if "string" not in schema_types(value, schema):
-                lines.append(f"{rule}: {begin} {json_expression(_with_definitions(value, schema))} {literal(self.end)}")
+                with within(f"properties.{key}"):
+                    expression = json_expression(with_definitions(value, schema))
+                lines.append(f"{rule}: {begin} {expression} {literal(self.end)}")
             elif options := _text_options(resolve_reference(value, schema)):
                 lines.append(f"{rule}: {begin} ({' | '.join(map(quote, options))}) {literal(self.end)}")
             else:
@@ -127,10 +134,11 @@ def _python_arguments(index: int, schema: Mapping[str, Any], literal: Literal) -
     required, num_properties = _required(schema), len(properties)
     for number, (key, value) in enumerate(properties.items()):
         if not KEYWORD.fullmatch(key):
-            raise InvalidRequestError("tools", f"pythonic calls cannot express a parameter named {shorten(key)}")
+            raise SchemaError("properties", f"pythonic calls cannot express a parameter named {shorten(key)}")
         argument = f"parameter_{index}_{number}"
         first, rest = f"first_{index}_{number}", f"rest_{index}_{number}"
-        lines.append(f"{argument}: {quote(key + '=')} ({_python_value(value, string, schema)})")
+        with within(f"properties.{key}"):
+            lines.append(f"{argument}: {quote(key + '=')} ({_python_value(value, string, schema)})")
         skip = "" if key in required else f" | first_{index}_{number + 1}"
         lines.append(f"{first}: {argument} rest_{index}_{number + 1}{skip}")
         more = f"({quote(', ')} {argument})"
@@ -156,10 +164,16 @@ def _python_value(schema: Any, string: str, root: Mapping[str, Any]) -> str:
     if options and not any(isinstance(option, (dict, list)) for option in options):
         return " | ".join(quote(text) for option in options for text in _python_texts(option))
     if isinstance(schema.get("anyOf"), list):
-        return " | ".join(f"({_python_value(option, string, root)})" for option in schema["anyOf"])
+        return " | ".join(_python_options(schema["anyOf"], string, root))
     declared = schema.get("type")
     kinds = declared if isinstance(declared, list) else [declared]
     return " | ".join(_python_kind(kind, schema, string, root) for kind in kinds)
+
+
+def _python_options(schemas: Sequence[Any], string: str, root: Mapping[str, Any]) -> Iterator[str]:
+    for i, schema in enumerate(schemas):
+        with within(f"anyOf[{i}]"):
+            yield f"({_python_value(schema, string, root)})"
 
 
 def _python_kind(kind: Any, schema: Mapping[str, Any], string: str, root: Mapping[str, Any]) -> str:
@@ -167,7 +181,7 @@ def _python_kind(kind: Any, schema: Mapping[str, Any], string: str, root: Mappin
         return string
     if kind in PYTHON_NAMES:
         return PYTHON_NAMES[kind]
-    return json_expression(_with_definitions({**schema, "type": kind} if kind is not None else schema, root))
+    return json_expression(with_definitions({**schema, "type": kind} if kind is not None else schema, root))
 
 
 def _python_texts(value: Any) -> Sequence[str]:
@@ -177,12 +191,6 @@ def _python_texts(value: Any) -> Sequence[str]:
 
 def _required(schema: Mapping[str, Any]) -> set[str]:
     return {name for name in schema.get("required") or () if isinstance(name, str)}
-
-
-def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return a schema with the definitions of the schema that contains it."""
-    definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    return schema if isinstance(schema, bool) else {**definitions, **schema}
 
 
 WRITERS: Mapping[str, Callable[[int, Mapping[str, Any], Literal], list[str]]] = {

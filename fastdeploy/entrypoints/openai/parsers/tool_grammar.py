@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_schema import SchemaError
+from fastdeploy.core.schema_dialect import note_unknown_formats, prepare_schema
 from fastdeploy.entrypoints.openai.parsers.argument_grammar import ANY_TEXT, WRITERS, literal, quote, without
 from fastdeploy.entrypoints.openai.parsers.registry import Schemas, ToolFormat
 
@@ -19,12 +22,14 @@ class ToolCallGrammar:
         schemas: function -> schema of its arguments, for the functions that may be called.
         special_ids: text -> token id of the format's markers that are special tokens; other markers are plain text.
         max_calls: maximum number of calls; None for no limit.
+        fields: function -> the field of the request that has its schema, for errors.
     """
 
     tool_format: ToolFormat
     schemas: Schemas
     special_ids: Mapping[str, int]
     max_calls: int | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     def required(self) -> str:
         """Return the grammar of a message that consists of calls."""
@@ -91,10 +96,19 @@ class ToolCallGrammar:
         lines.append(f"{rule}: {begin} {first} {more} {self._literal(tool_format.list_end)}")
         if first == "call" or more:
             lines.append(_alternatives("call", [self._call(index, name, 0) for index, name in enumerate(names)]))
-        write = WRITERS[tool_format.arguments]
         for index, name in enumerate(names):
-            lines += write(index, self.schemas[name], self._literal)
+            lines += self._arguments(index, name)
         return lines
+
+    def _arguments(self, index: int, name: str) -> list[str]:
+        """Return the rules of the arguments of a function."""
+        unknown_formats = set[str]()
+        schema = prepare_schema(self.schemas[name], unknown_formats)
+        note_unknown_formats(unknown_formats)
+        try:
+            return WRITERS[self.tool_format.arguments](index, schema, self._literal)
+        except SchemaError as error:
+            raise InvalidRequestError(self.fields.get(name, "tools"), str(error)) from None
 
     def _call(self, index: int, name: str, num_skipped: int) -> str:
         begin = self.tool_format.begin.replace("{name}", name)[num_skipped:]
