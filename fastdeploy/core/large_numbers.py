@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
 from fastdeploy.core.json_schema import DEFINITIONS, SchemaError, join_path, subschemas
 from fastdeploy.core.json_types import json_type
@@ -18,7 +19,7 @@ _DEFINITION_PATHS = tuple(f"{name}." for name in DEFINITIONS)
 KINDS = ("null", "boolean", "number", "string", "array", "object")
 
 
-def has_large_numbers(schema: Any, root: Any) -> bool:
+def has_large_numbers(schema: Any, root: Mapping[str, Any]) -> bool:
     """Return whether a schema, or one that it refers to, has a number beyond 2^53 that restricts the output.
 
     Args:
@@ -34,7 +35,7 @@ def has_large_numbers(schema: Any, root: Any) -> bool:
         reference = part.get("$ref")
         if isinstance(reference, str) and reference not in seen:  # chains of references are longer than stacks
             seen.add(reference)
-            parts.append(_target(reference, root))
+            parts += _targets(reference, root)
         parts += [child for path, child in subschemas(part) if not path.startswith(_DEFINITION_PATHS)]
     return False
 
@@ -49,15 +50,18 @@ def _restricts_large_numbers(schema: Mapping[str, Any]) -> bool:
     )
 
 
-def _target(reference: str, root: Any) -> Any:
-    """Return what a reference within the root refers to; None if there is nothing."""
-    if not reference.startswith("#"):
-        return None
-    target = root
-    for key in reference[1:].split("/")[1:]:
-        key = key.replace("~1", "/").replace("~0", "~")
-        target = target.get(key) if isinstance(target, Mapping) else None
-    return target
+def _targets(reference: str, root: Mapping[str, Any]) -> list[Any]:
+    """Return what a reference may refer to: all definitions if it is not a JSON pointer."""
+    if reference != "#" and not reference.startswith("#/"):
+        return [part for name in DEFINITIONS if isinstance(root.get(name), Mapping) for part in root[name].values()]
+    target: Any = root
+    for key in reference.split("/")[1:]:
+        key = unquote(key).replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
+        else:
+            target = target.get(key) if isinstance(target, Mapping) else None
+    return [target]
 
 
 def references(schema: Any) -> Iterator[tuple[str, Any]]:

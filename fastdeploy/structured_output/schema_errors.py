@@ -18,7 +18,7 @@ from fastdeploy.core.schema_grammar import json_expression
 
 MAX_SEARCH_S = 0.5  # of processor time, after which the error names the part found so far
 _POSITION = re.compile(r"^(at )?[0-9]+\([0-9]+\): (failed to compile JSON schema: )?")
-_LINES = re.compile(r"\n *[0-9]+ \| .*", re.DOTALL)
+_LINES = re.compile(r"\s+[0-9]+ \| .*", re.DOTALL)
 _UNSATISFIABLE = "Unsatisfiable schema"
 
 

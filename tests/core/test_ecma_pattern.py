@@ -21,7 +21,9 @@ WORD = {character for character in CHARACTERS if character.isascii() and (charac
 
 def accepted(pattern: str) -> set[str]:
     """Return the characters that a translated pattern matches, read by Python as Rust reads it."""
-    text = re.sub(r"\\u\{([0-9a-f]+)\}", lambda match: f"\\U{int(match.group(1), 16):08x}", translate_pattern(pattern).text)
+    text = re.sub(
+        r"\\u\{([0-9a-f]+)\}", lambda match: f"\\U{int(match.group(1), 16):08x}", translate_pattern(pattern).text
+    )
     compiled = re.compile(text, re.ASCII)
     return {character for character in CHARACTERS if compiled.fullmatch(character)}
 
@@ -74,8 +76,17 @@ def test_translated_patterns_match_what_ecma_262_says(pattern: str, expected: se
 
 @pytest.mark.parametrize(
     "pattern",
-    ["^[a-z]+$", r"^\d{3}-\d{2}$", r"^[A-Za-z0-9_\-]+$", r"^\w+@\w+\.[a-z]{2,}$", r"^(?<year>[0-9]{4})$", r"\p{L}+"]
-    + ["[[:alpha:]]", r"\Aa\z", "[]a]", "[^]]", "(", "[abc", "a\\", r"(?=a)", "a|b"],
+    [
+        *(
+            "^[a-z]+$",
+            r"^\d{3}-\d{2}$",
+            r"^[A-Za-z0-9_\-]+$",
+            r"^\w+@\w+\.[a-z]{2,}$",
+            r"^(?<year>[0-9]{4})$",
+            r"\p{L}+",
+        ),
+        *("[[:alpha:]]", r"\Aa\z", "[]a]", "[^]]", "(", "[abc", "a\\", r"(?=a)", "a|b"),
+    ],
 )
 def test_patterns_that_both_read_alike_or_only_rust_knows_stay_as_they_are(pattern: str) -> None:
     assert translate_pattern(pattern).text.replace(r"\]", "]") == pattern.replace(r"\]", "]")

@@ -68,7 +68,11 @@ def test_decimals_match_where_they_are_within_the_bound(direction: str, is_exclu
 
 def test_fractions_beside_bounds_beyond_doubles_are_exact() -> None:
     bound = Decimal(2**53 + 1)
-    for digits, is_within in (("9007199254740992.999", True), ("9007199254740993.0", True), ("9007199254740993.5", False)):
+    for digits, is_within in (
+        ("9007199254740992.999", True),
+        ("9007199254740993.0", True),
+        ("9007199254740993.5", False),
+    ):
         assert bool(re.fullmatch(numbers_to(bound, False), digits)) is is_within
         assert bool(re.fullmatch(numbers_from(-bound, False), f"-{digits}")) is is_within
 
