@@ -37,6 +37,7 @@ from fastdeploy.core.number_regex import (
     numbers_to,
 )
 
+MAX_SPEC_CHARACTERS = 1 << 19
 _NUMBER_KEYWORDS = (*BOUNDS, "multipleOf")
 _ARRAY_KEYWORDS = ("prefixItems", "items", "additionalItems", "minItems", "maxItems")
 _OBJECT_KEYWORDS = ("properties", "required", "additionalProperties")
@@ -104,6 +105,7 @@ class _LarkWriter:
             self._gap = " SPACE? "
             self.rules.append(f"SPACE: /{slashes_escaped(between)}/")
         self._comma = f"{self._gap}SEPARATOR{self._gap}"
+        self._num_characters = 0  # of definitions, above all, which each part that refers to one repeats
         self._names: dict[tuple[str, str], str] = {}  # equal terminals would slow the lexer down
 
     def expression(self, path: str, schema: Any) -> str:
@@ -125,7 +127,11 @@ class _LarkWriter:
                 if not str(reference).startswith(tuple(f"#/{name}/" for name in DEFINITIONS)):
                     expected = f"a reference to {' or '.join(DEFINITIONS)}"
                     raise SchemaError(join_path(path, where), f"expected {expected} {_REASON}")
-        return _json(schema, self._options)
+        expression = _json(schema, self._options)
+        self._num_characters += len(expression)
+        if self._num_characters > MAX_SPEC_CHARACTERS:
+            raise SchemaError(path, f"makes a grammar of more than {MAX_SPEC_CHARACTERS} characters")
+        return expression
 
     def _check_keywords(self, path: str, schema: Mapping[str, Any]) -> None:
         for keyword in schema:
@@ -233,18 +239,25 @@ class _LarkWriter:
         first = [self._rule("item", self.expression(where, part)) for where, part in prefix[:most]]
         has_more = most is None or most > len(prefix)
         more = self._rule("item", self.expression(items_path, items)) if has_more else ""
-        return self._rule("array", _one_of(self._lists(first, more, fewest, most)))
+        return self._rule("array", self._between("[", self._sequence_of_items(first, more, fewest, most), "]"))
 
-    def _lists(self, first: Sequence[str], more: str, fewest: int, most: int | None) -> list[str]:
-        """Return the arrays of each length that has another form: those within the first items, and longer ones."""
-        lists = [self._between("[", self._comma.join(first[:length]), "]") for length in range(fewest, len(first) + 1)]
-        if more:
-            low = max(fewest - len(first), 1) - (0 if first else 1)
-            high = "" if most is None else most - len(first) - (0 if first else 1)
-            head = self._comma.join(first) if first else more
-            tail = "" if high == 0 else f" ({self._comma}{more}){{{low},{high}}}"
-            lists.append(self._between("[", head + tail, "]"))
-        return lists
+    def _sequence_of_items(self, first: Sequence[str], more: str, fewest: int, most: int | None) -> str:
+        """Return the items of an array: the first ones in their order, then `more`, from `fewest` to `most` in all."""
+        low, high = max(fewest - len(first), 0), None if most is None else most - len(first)
+        if not first:
+            return self._repeated(more, low, high)
+        tail = self._rule("tail", _counted(f"{self._comma}{more}", low, high) if more else '""')
+        for position in reversed(range(1, len(first))):
+            count = "?" if position >= fewest else ""
+            tail = self._rule("tail", f"({self._comma}{first[position]} {tail}){count}")
+        return f"({first[0]} {tail}){'' if fewest else '?'}"
+
+    def _repeated(self, item: str, low: int, high: int | None) -> str:
+        """Return an item and as many others behind separators; "" for none."""
+        if not item:
+            return ""
+        others = _counted(f"{self._comma}{item}", max(low - 1, 0), None if high is None else high - 1)
+        return f"({item} {others}){'' if low else '?'}"
 
     def _object(self, path: str, schema: Mapping[str, Any]) -> str:
         properties, required = _members(path, schema)
@@ -294,6 +307,11 @@ class _LarkWriter:
 def _json(schema: Any, options: Mapping[str, Any]) -> str:
     schema = ({} if schema else {"not": {}}) if isinstance(schema, bool) else schema
     return f"%json {json.dumps({**schema, 'x-guidance': dict(options)}, ensure_ascii=False)}"
+
+
+def _counted(expression: str, low: int, high: int | None) -> str:
+    """Return the expression repeated from `low` to `high` times."""
+    return '""' if high == 0 else f"({expression}){{{low},{'' if high is None else high}}}"
 
 
 def _one_of(expressions: Sequence[str]) -> str:

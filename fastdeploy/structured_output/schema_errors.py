@@ -17,6 +17,7 @@ from fastdeploy.core.schema_dialect import escape_options, prepare_schema
 from fastdeploy.core.schema_grammar import json_expression
 
 MAX_SEARCH_S = 0.5  # of processor time, after which the error names the part found so far
+MAX_SUSPECTS = 8  # subschemas that are compiled one by one; more are halved
 _POSITION = re.compile(r"^(at )?[0-9]+\([0-9]+\): (failed to compile JSON schema: )?")
 _LINES = re.compile(r"\s+[0-9]+ \| .*", re.DOTALL)
 _UNSATISFIABLE = "Unsatisfiable schema"
@@ -59,13 +60,25 @@ class _Search:
         error = self._error(path, schema)
         if error is None:
             return None
-        for name, part in sorted(subschemas(schema), key=lambda item: item[0].partition(".")[0] in DEFINITIONS):
-            if not isinstance(part, Mapping) or time.process_time() > self._deadline_s:
-                continue
+        for name, part in self._suspects(schema, error):
+            if time.process_time() > self._deadline_s:
+                break
             found = self.run(join_path(path, name), part)
             if found is not None and (_is_unsatisfiable(error) or not _is_unsatisfiable(found)):
                 return found
         return SchemaError(error.path, self._with_keyword(path, schema, error.message))
+
+    def _suspects(self, schema: Mapping[str, Any], error: SchemaError) -> list[tuple[str, Any]]:
+        """Return some direct subschemas, in their order; if any is refused, one of these is."""
+        parts = [(name, part) for name, part in subschemas(schema) if isinstance(part, Mapping)]
+        parts.sort(key=lambda item: item[0].partition(".")[0] in DEFINITIONS)
+        while len(parts) > MAX_SUSPECTS:
+            half = {str(i): part for i, (_, part) in enumerate(parts[: len(parts) // 2])}
+            required = list(half) if _is_unsatisfiable(error) else []
+            together = {"type": "object", "properties": half, "required": required}
+            is_refused = self._error("", together) is not None
+            parts = parts[: len(half)] if is_refused else parts[len(half) :]
+        return parts
 
     def _with_keyword(self, path: str, schema: Mapping[str, Any], message: str) -> str:
         """Put the keywords before a message without which the schema would be accepted."""

@@ -122,6 +122,15 @@ def test_optional_parts_that_allow_nothing_are_not_blamed() -> None:
     assert find_schema_error({"type": "object", "properties": {"empty": empty}}, LIMITS) is None
 
 
+def test_the_part_is_found_among_many() -> None:
+    texts = {f"p{i}": {"type": "string", "pattern": f"^a{i}.*$"} for i in range(400)}
+    for wrong in ({"not": {}}, {"type": "integer", "minimum": 5, "maximum": 3}):
+        for name in ("p0", "p100", "p399"):
+            schema = {"type": "object", "properties": {**texts, name: {"items": wrong, "minItems": 1, "type": "array"}}}
+            error = find_schema_error({**schema, "required": [name]}, LIMITS)
+            assert error is not None and error.path == f"properties.{name}.items"
+
+
 def test_the_search_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_errors, "MAX_SEARCH_S", -1.0)
     schema = {"type": "object", "properties": {"p": {"not": {}}}}
