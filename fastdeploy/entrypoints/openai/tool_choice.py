@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,9 +91,9 @@ class ToolUse:
             return _lark(grammar.optional(_answer_expression(given, schema)), {given.field: schema, **followed})
         return _lark(grammar.within_text(), followed) if strict or self.is_limited else None
 
-    def _schemas_by_field(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the schemas of these functions by the fields of the request that have them."""
-        return {self.fields[name]: self.schemas[name] for name in names if name in self.fields}
+    def _schemas_by_field(self, names: Collection[str]) -> dict[str, Any]:
+        """Return the schemas of these functions by the fields of the request that have them, in their order."""
+        return {place: self.schemas[name] for name, place in self.fields.items() if name in names}
 
 
 def _lark(grammar: str, schemas: Mapping[str, Any]) -> StructuredOutputsParams:
