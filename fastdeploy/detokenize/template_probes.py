@@ -140,7 +140,7 @@ class _Prober:
         rendered_call = self._find_call()
         prints_results = self._find_form("tool", ("user", _CALL_ROLE)) is not None
         roles = INSTRUCTION_ROLES if knows_developer else ("system",)
-        leading = tuple(role for role in roles if self._find_form(role, (), ("user",)) is not None)
+        leading = tuple(role for role in roles if self._is_printed_first(role))
         return TemplateTraits(
             forms=self._forms,
             leading_roles=leading,
@@ -168,12 +168,20 @@ class _Prober:
         self._absent_content = None
         return text
 
+    def _is_printed_first(self, role: str) -> bool:
+        """Return whether a message at the beginning is printed, and the user's after it as well."""
+        return self._find_form(role, (), ("user",)) is not None and min(self._places(role, "user")) >= 0
+
     def prints(self, *roles: str) -> bool:
         """Return whether the texts of a conversation with messages of these roles are printed in their order."""
+        places = self._places(*roles)
+        return min(places) >= 0 and places == sorted(places)
+
+    def _places(self, *roles: str) -> list[int]:
+        """Return where the texts of a conversation are printed; -1 for one that is not."""
         marks = ["" if role == _CALL_ROLE else _mark(i) for i, role in enumerate(roles)]
         text = self._text([self._message(role, mark) for role, mark in zip(roles, marks, strict=True)], self._tools)
-        places = [text.find(mark) for mark in marks if mark]
-        return min(places) >= 0 and places == sorted(places)
+        return [text.find(mark) for mark in marks if mark]
 
     def _find_form(self, role: str, before: Sequence[str], after: Sequence[str] = ()) -> ContentForm | None:
         """Find how contents of a role are read, between messages of other roles; None if they are not printed."""

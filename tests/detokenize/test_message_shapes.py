@@ -137,6 +137,7 @@ def test_content_format_overrides_what_the_template_reads() -> None:
         (DEVELOPER, "du", "<developer>d0</><user>u1</>"),
         (DEVELOPER, "sdua", "<developer>s0\n\nd1</><user>u2</><assistant>a3</>"),
         (DEVELOPER, "uad", "<user>u0</><assistant>a1</><user>d2</>"),
+        ("<{{ messages[0].role }}>{{ messages[0].content }}", "su", "<user>s0\n\nu1"),
         (STRICT, "su", "<user>s0\n\nu1</>"),
         (STRICT, "sdu", "<user>s0\n\nd1\n\nu2</>"),
         (STRICT, "uasu", "<user>u0</><assistant>a1</><user>s2\n\nu3</>"),
