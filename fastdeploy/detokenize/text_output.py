@@ -12,6 +12,13 @@ from fastdeploy.detokenize.stop_strings import StopMatcher
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
 
+def make_detokenizer(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams
+) -> IncrementalDetokenizer:
+    """Return the detokenizer of one choice."""
+    return IncrementalDetokenizer(tokenizer, prompt_token_ids, params.skip_special_tokens, params.visible_token_ids)
+
+
 class TextAssembler:
     """Detokenizes one choice, holds back text that may be the start of a stop string, and truncates at a stop string.
 
@@ -19,9 +26,7 @@ class TextAssembler:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer, prompt_token_ids, params.skip_special_tokens, params.visible_token_ids
-        )
+        self._detokenizer = make_detokenizer(tokenizer, prompt_token_ids, params)
         self._matcher = StopMatcher(params.stop)
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens

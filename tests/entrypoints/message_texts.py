@@ -8,7 +8,7 @@ from typing import Any
 
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser, ToolCall
-from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningParser
+from fastdeploy.entrypoints.openai.parsers.reasoning import CallsInReasoning, ReasoningParser
 from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,20 @@ TWO_CALLS = {
 }
 """Format -> the calls weather(city="Łódź", days=2) and now()."""
 
+KNOWN: dict[str, dict[str, Any]] = {**SCHEMAS, "f": {}, "g": {}, "user.get-one": {}}
+"""The functions of a request: those of the calls, and some with any arguments."""
+
 CALLS = [ToolCall("weather", '{"city": "Łódź", "days": 2}'), ToolCall("now", "{}")]
+
+
+def make_reasoning_parser(
+    reasoning: str, state: ReasoningState, tools: str = "", is_forced: bool = False
+) -> ReasoningParser:
+    """Return a parser for the names of formats; an empty name of the latter means no tools."""
+    tool_format = FORMATS[tools] if tools else None
+    marks = REASONING_FORMATS[reasoning].for_tools(tool_format.markers if tool_format else ())
+    calls = CallsInReasoning(lambda: tool_format.make_parser(KNOWN), is_forced) if tool_format else None
+    return ReasoningParser(marks, state, calls)
 
 
 def make_parser(
@@ -49,11 +62,11 @@ def make_parser(
     reasoning: str = "",
     state: ReasoningState = ReasoningState.OPEN,
     max_calls: int | None = None,
+    is_forced: bool = False,
 ) -> MessageParser:
     """Return a parser for the names of formats; an empty name means none."""
-    markers = FORMATS[tools].markers if tools else ()
-    reasoning_parser = ReasoningParser(REASONING_FORMATS[reasoning].for_tools(markers), state) if reasoning else None
-    return MessageParser(reasoning_parser, FORMATS[tools].make_parser(SCHEMAS) if tools else None, max_calls)
+    reasoning_parser = make_reasoning_parser(reasoning, state, tools, is_forced) if reasoning else None
+    return MessageParser(reasoning_parser, FORMATS[tools].make_parser(KNOWN) if tools else None, max_calls)
 
 
 def read(pieces: Sequence[str], *args: Any, **kwargs: Any) -> Message:

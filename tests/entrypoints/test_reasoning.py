@@ -9,13 +9,16 @@ from typing import Any
 import openai
 import pytest
 
+from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.text_output import TextAssembler, make_detokenizer
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.parsers.message import Message, ToolCall
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
 from tests.detokenize.tokenizers_for_tests import save_tokenizer
 from tests.entrypoints.chat_server import SPECIAL_TOKENS, rendered, says
-from tests.entrypoints.message_texts import read
+from tests.entrypoints.message_texts import make_reasoning_parser, read
 from tests.entrypoints.server_process import ServerProcess
 
 OPEN, CLOSED, UNDECIDED = ReasoningState.OPEN, ReasoningState.CLOSED, ReasoningState.UNDECIDED
@@ -55,9 +58,7 @@ F = ToolCall("f", "{}")
         ("qwen3", OPEN, f"{CALL}{CALL}", Message("", "", [F, F])),
         ("qwen3", OPEN, f"hm </think>{CALL}", Message("hm", "", [F])),
         ("qwen3", OPEN, f"hm <tool_ {CALL}</think>", Message("hm <tool_", "</think>", [F])),
-        ("qwen3", OPEN, "hm <tool_call>s are", Message("hm", "<tool_call>s are")),
         ("qwen3", OPEN, "hm <tool_call", Message("hm <tool_call", "")),
-        ("qwen3", OPEN, "hm <tool_call></think>", Message("hm", "<tool_call></think>")),
         # other models end their reasoning before they call
         ("deepseek_r1", OPEN, f"hm {CALL}</think>{CALL}", Message(f"hm {CALL}", "", [F])),
         ("glm45", UNDECIDED, f"<think>hm {CALL}</think>{CALL}", Message(f"hm {CALL}", "", [F])),
@@ -70,6 +71,58 @@ def test_call_ends_an_open_reasoning_in_the_form_of_qwen3(
     for size in (1, 2, 3, 7, len(text)):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         assert read(pieces, "hermes", form, state) == expected
+
+
+HEADS = {
+    "hermes": '<tool_call>{"name": "f", "arguments": {',
+    "ernie": '<tool_call>{"name": "f", "arguments": {',
+    "qwen3_coder": "<tool_call>\n<function=f>",
+    "glm45": "<tool_call>f\n<arg_key>",
+}
+
+
+@pytest.mark.parametrize("tools", HEADS)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "The format is <tool_call> then JSON.\n</think>\n\nThe answer is 4.",
+            ("The format is <tool_call> then JSON.", 4),
+        ),
+        ("It is <tool_call>.</think>The answer is 4.", ("It is <tool_call>.", 4)),
+        ("It is <tool_call></think>The answer is 4.", ("It is <tool_call>", 4)),
+        (
+            "<tool_call>\n <tool_call></tool_call> it is</think>The answer is 4.",
+            ("<tool_call>\n <tool_call></tool_call> it is", 4),
+        ),
+        ("hm <tool_call>s are", ("hm <tool_call>s are", None)),
+        ("hm <tool_call>", ("hm <tool_call>", None)),
+        ("hm <tool_call>\n", ("hm <tool_call>\n", None)),
+    ],
+)
+def test_marker_without_a_call_is_reasoning(tools: str, text: str, expected: tuple[str, int | None]) -> None:
+    reasoning, answer = expected
+    content = "The answer is 4." if answer else ""
+    for size in (1, 2, 3, 7, len(text)):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        for is_forced in (False, True) if answer else (False,):
+            assert read(pieces, tools, "qwen3", OPEN, is_forced=is_forced) == Message(reasoning, content)
+
+
+@pytest.mark.parametrize("tools", HEADS)
+def test_reasoning_ends_where_the_parser_of_calls_finds_a_head(tools: str) -> None:
+    head = HEADS[tools]
+    for length in range(len("<tool_call>"), len(head)):
+        cut = f"hm {head[:length]}"
+        assert read([cut], tools, "qwen3", OPEN) == read(list(cut), tools, "qwen3", OPEN)
+        is_call = bool(read([head[:length]], tools).calls)
+        expected = "hm" if is_call else cut
+        assert read([cut], tools, "qwen3", OPEN).reasoning == expected
+        forced = read(list(cut), tools, "qwen3", OPEN, is_forced=True)
+        assert (forced.reasoning, forced.content) == ("hm", "" if is_call else head[:length]), (
+            "a grammar forces the rest"
+        )
+    assert read([f"hm {head}"], tools, "qwen3", OPEN).calls and read([f"hm {head}"], tools, "qwen3", OPEN).content == ""
 
 
 @pytest.mark.parametrize(
@@ -96,41 +149,51 @@ def test_continued_message_s_last_marker_decides() -> None:
     assert qwen3.for_tools(()).state_after("assistant: <think>hm <tool_call>{", is_continued=True) is OPEN
 
 
+def count_tokens(
+    folder: Path, special: bool, size: int, text: str, state: ReasoningState, tools: str = ""
+) -> list[str]:
+    """Return the texts of the tokens that count as reasoning."""
+    tokenizer = Tokenizer.from_pretrained(save_tokenizer(folder, special_tokens=SPECIAL_TOKENS if special else ()))
+    params = SamplingParams(visible_token_ids=list(tokenizer.find_special_ids(SPECIAL_TOKENS).values()))
+    ids, assembler = tokenizer.encode(text, add_special_tokens=False), TextAssembler(tokenizer, [], params)
+    counter = ReasoningCounter(make_reasoning_parser("qwen3", state, tools), make_detokenizer(tokenizer, [], params))
+    for at in range(0, len(ids), size):
+        is_last = at + size >= len(ids)
+        delta = TokenDelta("a", 0, ids[at : at + size], finish_reason="length" if is_last else None)
+        counter.push(delta.token_ids, assembler.push(delta), is_last)
+    return [tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ids[: counter.num_tokens]]
+
+
 @pytest.mark.parametrize("size", [1, 3, 100])
-@pytest.mark.parametrize("markers", [SPECIAL_TOKENS, ()])
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>the quick</think>brown fox", "<think>the quick</think>"),
+        ("<think>the quick", "<think>the quick"),
+        (
+            "<think>the <tool quick<tool_call>{}</tool_call></think>a",
+            "<think>the <tool quick<tool_call>{}</tool_call></think>",
+        ),
+        (f"<think>the <tool quick{CALL}</think>", "<think>the <tool quick"),
+        (f"<think>a <tool_call> is {CALL}", "<think>a <tool_call> is "),
+        ("<think>a <tool_call>", "<think>a <tool_call>"),
+        ('<think>a <tool_call>{"name": "f", "arg', '<think>a <tool_call>{"name": "f", "arg'),
+        ("the quick", ""),
+        ("<thi", ""),
+    ],
+)
 def test_tokens_of_the_reasoning_are_counted_whatever_the_deltas(
-    tmp_path: Path, size: int, markers: tuple[str, ...]
+    tmp_path: Path, size: int, special: bool, text: str, expected: str
 ) -> None:
-    tokenizer = Tokenizer.from_pretrained(save_tokenizer(tmp_path, special_tokens=markers))
-    reasoning, answer = tokenizer.encode("<think>the quick</think>"), tokenizer.encode("brown fox")
-    ids = reasoning + answer
-
-    def count(state: ReasoningState) -> int:
-        counter = ReasoningCounter(tokenizer, REASONING_FORMATS["qwen3"], state)
-        for at in range(0, len(ids), size):
-            counter.push(ids[at : at + size])
-        return counter.num_tokens
-
-    assert count(UNDECIDED) == count(OPEN) == len(reasoning)
-    assert count(CLOSED) == 0
+    assert "".join(count_tokens(tmp_path, special, size, text, UNDECIDED, "hermes")) == expected
+    assert count_tokens(tmp_path, special, size, text, CLOSED, "hermes") == []
+    if expected:
+        assert "".join(count_tokens(tmp_path, special, size, text, OPEN, "hermes")) == expected
 
 
-@pytest.mark.parametrize("size", [1, 3, 100])
-@pytest.mark.parametrize("markers", [SPECIAL_TOKENS, ()])
-def test_tokens_of_a_call_are_not_counted_as_reasoning(tmp_path: Path, size: int, markers: tuple[str, ...]) -> None:
-    tokenizer = Tokenizer.from_pretrained(save_tokenizer(tmp_path, special_tokens=markers))
-    reasoning, call = tokenizer.encode("<think>the <tool quick"), tokenizer.encode("<tool_call>{}</tool_call></think>")
-    ids = reasoning + call
-
-    def count(ids: list[int], tools: tuple[str, ...]) -> int:
-        counter = ReasoningCounter(tokenizer, REASONING_FORMATS["qwen3"].for_tools(tools), UNDECIDED)
-        for at in range(0, len(ids), size):
-            counter.push(ids[at : at + size])
-        return counter.num_tokens
-
-    assert count(ids, ("<tool_call>",)) == len(reasoning)
-    assert count(ids, ()) == len(ids)
-    assert count(reasoning + call[:1], ()) == len(reasoning) + 1
+def test_tokens_of_a_call_count_as_reasoning_if_no_tool_may_be_called(tmp_path: Path) -> None:
+    assert "".join(count_tokens(tmp_path, True, 2, f"a{CALL}", OPEN)) == f"a{CALL}"
 
 
 def chat(client: openai.OpenAI, text: str, extra: Any = None, **kwargs: Any) -> Any:
@@ -159,6 +222,39 @@ def test_reasoning_is_a_separate_field(
     names = [[getattr(delta, name, "") for delta in deltas] for name in ("reasoning", "reasoning_content")]
     assert names[0] == names[1], "each delta has both names"
     assert ("".join(names[0]) or None, "".join(delta.content or "" for delta in deltas)) == expected
+
+
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "num_calls"),
+    [
+        (
+            "<think>\nThe format is <tool_call> then JSON.\n</think>\n\nThe answer is 4.",
+            "The format is <tool_call> then JSON.",
+            0,
+        ),
+        (f"<think>\nIt is <tool_call>.\n{CALL}", "It is <tool_call>.", 1),
+        ("<think>\nIt is <tool_call>.", "It is <tool_call>.", 0),
+    ],
+)
+def test_only_a_call_ends_the_reasoning_of_an_answer(
+    parsing_client: openai.OpenAI, text: str, expected: str, num_calls: int
+) -> None:
+    whole = chat(parsing_client, text, tools=[TOOL])
+    message, details = whole.choices[0].message, whole.usage.completion_tokens_details
+    assert (message.reasoning, len(message.tool_calls or [])) == (expected, num_calls)
+    assert (message.content or "") == text.partition("</think>\n\n")[2]
+    chunks = list(chat(parsing_client, text, tools=[TOOL], stream=True, stream_options={"include_usage": True}))
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    assert "".join(getattr(delta, "reasoning", "") for delta in deltas) == expected
+    assert "".join(delta.content or "" for delta in deltas) == (message.content or "")
+    assert chunks[-1].usage.completion_tokens_details == details
+    stopped = chat(parsing_client, text, tools=[TOOL], stop=["</tool_call>", '"arguments"', "</think>"])
+    assert stopped.choices[0].message.tool_calls is None and not stopped.choices[0].message.content
+    num_reasoning = stopped.usage.completion_tokens_details.reasoning_tokens
+    assert num_reasoning == stopped.usage.completion_tokens >= details.reasoning_tokens - 1
 
 
 def test_reasoning_comes_before_the_answer(parsing_client: openai.OpenAI) -> None:

@@ -15,8 +15,9 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.parsers.argument_grammar import json_expression
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
-from fastdeploy.entrypoints.openai.parsers.registry import FORMATS, JSON_ARRAY, Schemas
+from fastdeploy.entrypoints.openai.parsers.registry import FORMATS, JSON_ARRAY
 from fastdeploy.entrypoints.openai.parsers.tool_grammar import ToolCallGrammar
+from fastdeploy.entrypoints.openai.parsers.tool_parser import Schemas
 from tests.detokenize.tokenizers_for_tests import save_tokenizer
 from tests.entrypoints.message_texts import CALLS, SCHEMAS, TWO_CALLS
 

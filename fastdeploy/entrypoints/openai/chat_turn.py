@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
-from fastdeploy.core.reasoning import ReasoningState
+from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.preprocess import build_request, check_num_logprobs, max_text_length
+from fastdeploy.detokenize.text_output import make_detokenizer
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
 from fastdeploy.entrypoints.openai.params import chat_params, reasoning_budget
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
-from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningParser
+from fastdeploy.entrypoints.openai.parsers.reasoning import CallsInReasoning, ReasoningCounter, ReasoningParser
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
 from fastdeploy.entrypoints.openai.prompt import reasoning_format, reasoning_state, render_prompt, template_use
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
@@ -94,8 +95,7 @@ class ChatTurn:
         """Return a counter of reasoning tokens per choice; none if the server does not separate the reasoning."""
         if self._reasoning is None:
             return ()
-        state, n = self.request.reasoning, self.request.params.n
-        return [ReasoningCounter(self._tokenizer, self._reasoning, state) for _ in range(n)]
+        return [self._make_counter(self._reasoning) for _ in range(self.request.params.n)]
 
     def _add_constraint(self, params: SamplingParams) -> None:
         """Constrain the output to what the tools require, and keep the markers of the parsers in its text."""
@@ -105,8 +105,21 @@ class ChatTurn:
             markers += self._tools.markers
         params.visible_token_ids = list(self._tokenizer.find_special_ids(markers).values())
 
+    def _make_counter(self, reasoning: ReasoningFormat) -> ReasoningCounter:
+        request = self.request
+        parser = ReasoningParser(reasoning, request.reasoning, self._calls_in_reasoning())
+        return ReasoningCounter(parser, make_detokenizer(self._tokenizer, request.prompt_token_ids, request.params))
+
+    def _calls_in_reasoning(self) -> CallsInReasoning | None:
+        """Return how a call ends the reasoning; None if no tool may be called."""
+        if self._tools is None:
+            return None
+        is_forced = self.request.params.structured_outputs is not None
+        return CallsInReasoning(self._tools.make_parser, is_forced)
+
     def _make_parser(self, state: ReasoningState) -> MessageParser:
-        reasoning = ReasoningParser(self._reasoning, state) if self._reasoning is not None else None
+        calls = self._calls_in_reasoning()
+        reasoning = ReasoningParser(self._reasoning, state, calls) if self._reasoning is not None else None
         if self._tools is None:
             return MessageParser(reasoning, None)
         return MessageParser(reasoning, self._tools.make_parser(), self._tools.max_calls)

@@ -187,7 +187,8 @@ class GenerationGroup:
     def _count(self, update: ChoiceUpdate) -> None:
         self.usage.completion_tokens += len(update.delta.token_ids)
         if self.usage.reasoning:
-            self.usage.reasoning[update.index].push(update.delta.token_ids)
+            delta = update.delta
+            self.usage.reasoning[update.index].push(delta.token_ids, update.text, delta.finish_reason is not None)
         if update.delta.metrics is not None and update.delta.index == 0:
             self.usage.cached_tokens += update.delta.metrics.num_cached_tokens
 

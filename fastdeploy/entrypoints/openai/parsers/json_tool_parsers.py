@@ -11,7 +11,9 @@ from fastdeploy.core.json_types import parse_json
 from fastdeploy.entrypoints.openai.parsers.stream_parser import JsonScanner
 from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser, arguments_text
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+MAX_NAME_LENGTH = 256  # characters; a call of a longer name is parsed when it is complete
+_NAME_FIRST = re.compile(rf'\s*\{{\s*"name"\s*:\s*"([^"\\]{{1,{MAX_NAME_LENGTH}}})"')
+_ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
 _NOT_A_CALL = re.compile(r'\s*(?:[^\s{]|\{\s*[^\s"])')
 _KEYS = ("name", "arguments", "parameters", "type", "id", "function")
@@ -34,16 +36,18 @@ class JsonToolParser(ToolParser):
     keys or another order is parsed when it is complete.
 
     Attributes:
-        end_marker: text after a call, which models may omit.
         separator: text between two calls.
     """
 
-    end_marker = ""
+    closing_bracket = "}"
     separator = ""
 
     def _parse_head(self) -> bool:
-        if match := _HEAD.match(self._buffer, self._head_start):
-            return self._begin_call(match.group(1), match.end(), self._parse_arguments)
+        name = _NAME_FIRST.match(self._buffer, self._head_start)
+        if name and not self._may_call(name.group(1)):
+            return self._reject_call()
+        if name and (arguments := _ARGUMENTS.match(self._buffer, name.end())):
+            return self._begin_call(name.group(1), arguments.end(), self._parse_arguments)
         key = _FIRST_KEY.match(self._buffer, self._head_start)
         if _NOT_A_CALL.match(self._buffer, self._head_start) or (key and key.group(1) not in _KEYS):
             return self._reject_call()
@@ -55,8 +59,8 @@ class JsonToolParser(ToolParser):
         return False
 
     def _parse_complete_object(self, text: str) -> bool:
-        name, arguments = _parse_call(text)
-        if name is None or arguments is None:
+        name, arguments = _parse_call(text, needs_arguments=not self._is_marked)
+        if name is None or arguments is None or not self._may_call(name):
             return self._reject_call()
         self._begin_call(name, self._num_scanned, self._between_calls)
         self._emit_arguments(arguments)
@@ -79,7 +83,7 @@ class JsonToolParser(ToolParser):
         return True
 
     def _between_calls(self) -> bool:
-        marker = self._consume(*filter(None, (self.end_marker, self.separator)))
+        marker = self._consume_end(*self.end_markers, *filter(None, [self.separator]))
         if marker is None:
             return False
         self._state = self._after_calls
@@ -93,7 +97,7 @@ class HermesToolParser(JsonToolParser):
     """Parses `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once per call: Hermes, Qwen, ERNIE."""
 
     start_markers = ("<tool_call>",)
-    end_marker = "</tool_call>"
+    end_markers = ("</tool_call>",)
 
 
 class Llama3JsonToolParser(JsonToolParser):
@@ -108,7 +112,7 @@ class JsonArrayToolParser(JsonToolParser):
     """Parses `[{"name": ..., "parameters": {...}}, ...]`, which the grammar of required calls enforces by default."""
 
     start_markers = ("[",)
-    end_marker = "]"
+    end_markers = ("]",)
     separator = ","
 
 
@@ -116,7 +120,7 @@ class NamedToolParser(ToolParser):
     """Takes the whole text as the arguments of one function, which the grammar of a named function enforces."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
+        super().__init__({})
         self._name = name
         self._state = self._parse_all
 
@@ -135,6 +139,8 @@ class DeepSeekToolParser(ToolParser):
     """
 
     start_markers = (DEEPSEEK_LIST_BEGIN,)
+    end_markers = (DEEPSEEK_CALL_END, DEEPSEEK_LIST_END)
+    inner_markers = ("```", DEEPSEEK_CALL_BEGIN)
 
     def _parse_head(self) -> bool:
         head = self._buffer[self._head_start : self._head_start + MAX_HEAD_LENGTH]
@@ -146,7 +152,7 @@ class DeepSeekToolParser(ToolParser):
         return self._reject_call() if is_complete else False
 
     def _after_arguments(self) -> bool:
-        marker = self._consume("```", DEEPSEEK_CALL_END, DEEPSEEK_CALL_BEGIN, DEEPSEEK_LIST_END)
+        marker = self._consume_end(*self.end_markers, *self.inner_markers)
         if marker is None:
             return False
         if marker == DEEPSEEK_CALL_BEGIN:
@@ -157,13 +163,18 @@ class DeepSeekToolParser(ToolParser):
         return True
 
 
-def _parse_call(text: str) -> tuple[str | None, str | None]:
-    """Return name and arguments of a complete call; None for what is missing or wrong."""
+def _parse_call(text: str, needs_arguments: bool) -> tuple[str | None, str | None]:
+    """Return name and arguments of a complete call; None for what is missing or wrong.
+
+    Args:
+        needs_arguments: a call without arguments is none.
+    """
     try:
         call: Any = parse_json("call", text)
     except InvalidRequestError:
         return None, None
     call = call["function"] if isinstance(call.get("function"), dict) else call
     name = call.get("name")
-    arguments: Any = next((call[key] for key in ("arguments", "parameters") if key in call), {})
-    return name if isinstance(name, str) and name else None, arguments_text(arguments)
+    keys = [key for key in ("arguments", "parameters") if key in call]
+    arguments = arguments_text(call[keys[0]] if keys else {}) if keys or not needs_arguments else None
+    return name if isinstance(name, str) and name else None, arguments

@@ -7,9 +7,8 @@ import re
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.json_types import parse_json
 from fastdeploy.entrypoints.openai.parsers.python_literal import LiteralScanner, parse_literal
-from fastdeploy.entrypoints.openai.parsers.tool_parser import ConvertingToolParser
+from fastdeploy.entrypoints.openai.parsers.tool_parser import ConvertingToolParser, Schemas
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 KEYWORD = re.compile(r"[\w.-]+")
@@ -28,16 +27,17 @@ class PythonicToolParser(ConvertingToolParser):
     """
 
     start_markers = (PYTHON_START,)
+    end_markers = (PYTHON_END,)
     unmarked_start = "["
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, schemas: Schemas) -> None:
+        super().__init__(schemas)
         self._key = ""
         self._literal = LiteralScanner()
 
     def _parse_head(self) -> bool:
         head = self._buffer[self._head_start : self._head_start + MAX_HEAD_LENGTH]
-        if match := _HEAD.match(head):
+        if (match := _HEAD.match(head)) and self._may_call(match.group(1)):
             return self._begin_members(match.group(1), self._head_start + match.end(), self._parse_key)
         may_follow = _PARTIAL_HEAD.fullmatch(head) is not None
         is_decided = not may_follow or len(head) == MAX_HEAD_LENGTH or self._is_finished
@@ -59,6 +59,8 @@ class PythonicToolParser(ConvertingToolParser):
         self._num_scanned = self._literal.feed(self._buffer, self._num_scanned)
         if not self._literal.is_done and not self._is_finished:
             return False
+        if not self._literal.is_done:
+            self._num_scanned = len(self._buffer)
         text = self._buffer[: self._num_scanned].strip()
         if text or self._literal.is_done:
             self._emit_member(self._key, _convert(text))
@@ -79,28 +81,18 @@ class PythonicToolParser(ConvertingToolParser):
         return True
 
     def _between_calls(self) -> bool:
-        marker = self._consume(",", "]")
+        marker = self._consume_end(",", "]")
         if marker is None:
             return False
-        self._state = self._parse_end
+        self._state = self._after_calls
         if marker == ",":
             self._buffer = marker + self._buffer
             self._begin_head(len(marker))
         return True
 
-    def _parse_end(self) -> bool:
-        if self._consume(PYTHON_END) is None:
-            return False
-        self._state = self._after_calls
-        return True
-
 
 def _convert(text: str) -> Any:
     """Return the value of a literal, or the text itself if it is none."""
-    try:
-        return parse_json("argument", text)
-    except InvalidRequestError:
-        pass
     try:
         return parse_literal(text)
     except InvalidRequestError:

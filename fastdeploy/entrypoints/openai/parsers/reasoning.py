@@ -5,25 +5,53 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.detokenize.incremental import IncrementalDetokenizer
-from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.entrypoints.openai.parsers.stream_parser import (
-    StreamParser,
-    find_first,
-    length_before,
-    partial_match_length,
-)
+from fastdeploy.entrypoints.openai.parsers.stream_parser import Part, StreamParser, find_first, length_before
+from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
+
+
+@dataclass(frozen=True)
+class CallsInReasoning:
+    """How an output calls tools without ending its reasoning: with `ReasoningFormat.tool_call_start`.
+
+    Attributes:
+        make_parser: returns a parser of calls, which decides whether such a marker begins one.
+        is_forced: a grammar allows nothing but a call behind the marker, so that one begins even if the output ends
+            within its head.
+    """
+
+    make_parser: Callable[[], ToolParser]
+    is_forced: bool = False
 
 
 class ReasoningParser(StreamParser):
-    """Splits a text into parts of kind reasoning and content, without the markers and the white space around them."""
+    """Splits a text into parts of kind reasoning and content, without the markers and the white space around them.
 
-    def __init__(self, reasoning_format: ReasoningFormat, state: ReasoningState) -> None:
-        """Create a parser; `state` says whether the prompt ends within the reasoning."""
+    Attributes:
+        state: whether the text so far is in its reasoning.
+        length: characters at the beginning of the text that are the reasoning with its markers; 0 until it has ended.
+    """
+
+    def __init__(
+        self, reasoning_format: ReasoningFormat, state: ReasoningState, calls: CallsInReasoning | None = None
+    ) -> None:
+        """Create a parser.
+
+        Args:
+            state: whether the prompt ends within the reasoning.
+            calls: None if no tool may be called.
+        """
         self._format = reasoning_format
-        self._ends = reasoning_format.ends
+        self._calls = calls
+        self._ends = reasoning_format.ends if calls is not None else (reasoning_format.end,)
+        self._num_pushed = 0
+        self._num_examined = 0  # characters of the buffer that the parser of a call has
+        self.state = state
+        self.length = 0
         states = {
             ReasoningState.UNDECIDED: self._parse_first_marker,
             ReasoningState.OPEN: self._skip_start_marker,
@@ -31,10 +59,16 @@ class ReasoningParser(StreamParser):
         }
         super().__init__(states[state])
 
+    def push(self, text: str) -> list[Part]:
+        """Append `text`; return the parts that no later text can change."""
+        self._num_pushed += len(text)
+        return super().push(text)
+
     def _parse_first_marker(self) -> bool:
         marker = self._consume(self._format.start)
         if marker is None:
             return False
+        self.state = ReasoningState.OPEN if marker else ReasoningState.CLOSED
         self._state = self._begin_reasoning if marker else self._skip_answer_start
         return True
 
@@ -49,16 +83,39 @@ class ReasoningParser(StreamParser):
         return self._skip_space(self._parse_reasoning)
 
     def _parse_reasoning(self) -> bool:
-        ends = self._ends
-        if self._is_finished and find_first(self._buffer, ends) is None:
+        if self._is_finished and find_first(self._buffer, self._ends) is None:
             self._emit_buffer("reasoning", len(self._buffer))
             return False
-        self._emit_buffer("reasoning", length_before(self._buffer, ends))
-        marker = self._consume(*ends)
-        if not marker:
+        self._emit_buffer("reasoning", length_before(self._buffer, self._ends))
+        first = find_first(self._buffer, self._ends)
+        if first is None:
             return False
-        if marker != self._format.end:  # it is part of the answer
-            self._buffer = marker + self._buffer
+        index, marker = first
+        if marker == self._format.end or self._calls is None:
+            return self._end_reasoning(index + len(marker))
+        self._num_examined = index
+        self._state = partial(self._parse_call_head, self._calls.make_parser(), index, index + len(marker))
+        return True
+
+    def _parse_call_head(self, call: ToolParser, begin: int, end: int) -> bool:
+        """End the reasoning at the marker in `buffer[begin:end]` if it begins a call."""
+        text = self._buffer[self._num_examined :]
+        self._num_examined = len(self._buffer)
+        begins_call = call.begins_with_call(text, is_last=False)
+        if begins_call is None and not self._is_finished:
+            return False
+        if begins_call is None and self._calls is not None:
+            begins_call = self._calls.is_forced or call.begins_with_call("", is_last=True)
+        if begins_call:
+            return self._end_reasoning(begin)
+        self._emit_buffer("reasoning", end)
+        self._state = self._parse_reasoning
+        return True
+
+    def _end_reasoning(self, end: int) -> bool:
+        """Drop the first `end` characters of the buffer, of which nothing belongs to the answer."""
+        self._buffer = self._buffer[end:]
+        self.state, self.length = ReasoningState.CLOSED, self._num_pushed - len(self._buffer)
         self._state = self._after_reasoning
         return True
 
@@ -101,57 +158,37 @@ class ReasoningParser(StreamParser):
 
 
 class ReasoningCounter:
-    """Counts the tokens of the reasoning, including its markers."""
+    """Counts the tokens of the reasoning, including its markers, where a parser finds them in the text."""
 
-    def __init__(self, tokenizer: Tokenizer, reasoning_format: ReasoningFormat, state: ReasoningState) -> None:
-        """Create a counter; `state` says whether the prompt ends within the reasoning."""
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
-        self._ends = reasoning_format.ends
-        self._format = reasoning_format
-        self._state = state
-        self._num_counted = 0
-        self._text = ""  # of the following tokens, which may be a part of a marker
-        self._starts: list[int] = []  # where the text of each of them begins
+    def __init__(self, parser: ReasoningParser, detokenizer: IncrementalDetokenizer) -> None:
+        """Create a counter.
+
+        Args:
+            parser: for the same text as the message's; nothing else uses it.
+            detokenizer: returns the text of the tokens, except that stop strings do not end it.
+        """
+        self._parser = parser
+        self._detokenizer = detokenizer
+        self._length = 0  # of the text
+        self._starts: list[int] = []  # where the text of each token begins, until the answer has begun
 
     @property
     def num_tokens(self) -> int:
         """Return the number of tokens so far."""
-        return self._num_counted + (len(self._starts) if self._state is ReasoningState.OPEN else 0)
+        match self._parser.state:
+            case ReasoningState.OPEN:
+                return len(self._starts)
+            case ReasoningState.CLOSED:
+                return bisect_left(self._starts, self._parser.length)
+        return 0
 
-    def push(self, token_ids: Sequence[int]) -> None:
-        """Append tokens."""
-        for token_id in token_ids:
-            if self._state is ReasoningState.CLOSED:
-                return
-            self._push_token(token_id)
-
-    def _push_token(self, token_id: int) -> None:
-        self._starts.append(len(self._text))
-        self._text += self._detokenizer.push([token_id])
-        if self._state is ReasoningState.UNDECIDED:
-            self._decide()
-        if self._state is ReasoningState.OPEN:
-            self._find_end()
-
-    def _decide(self) -> None:
-        text = self._text.lstrip()
-        if text.startswith(self._format.start):
-            self._state = ReasoningState.OPEN
-        elif not self._format.start.startswith(text):
-            self._state = ReasoningState.CLOSED
-
-    def _find_end(self) -> None:
-        first = find_first(self._text, self._ends)
-        if first is None:
-            self._count_before(len(self._text) - partial_match_length(self._text, self._ends))
+    def push(self, token_ids: Sequence[int], text: str, is_last: bool) -> None:
+        """Append tokens, and the text that is complete with them."""
+        if self._parser.state is ReasoningState.CLOSED:
             return
-        index, marker = first
-        self._count_before(len(self._text) if marker == self._format.end else index)
-        self._state = ReasoningState.CLOSED
-
-    def _count_before(self, end: int) -> None:
-        """Count the tokens that begin before this character, and drop the text before it."""
-        num_tokens = bisect_left(self._starts, end) if end < len(self._text) else len(self._starts)
-        self._num_counted += num_tokens
-        self._starts = [start - end for start in self._starts[num_tokens:]]
-        self._text = self._text[end:]
+        for token_id in token_ids:
+            self._starts.append(self._length)
+            self._length += len(self._detokenizer.push([token_id]))
+        self._parser.push(text)
+        if is_last:
+            self._parser.finish()

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
 from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import (
@@ -21,9 +20,7 @@ from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import (
 )
 from fastdeploy.entrypoints.openai.parsers.pythonic_tool_parser import PYTHON_END, PYTHON_START, PythonicToolParser
 from fastdeploy.entrypoints.openai.parsers.tagged_tool_parsers import Glm45ToolParser, Qwen3CoderToolParser
-from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
-
-Schemas = Mapping[str, Mapping[str, Any]]
+from fastdeploy.entrypoints.openai.parsers.tool_parser import Schemas, ToolParser
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ _DEEPSEEK_MARKERS = (
     DEEPSEEK_SEPARATOR,
 )
 _HERMES = ToolFormat(
-    lambda schemas: HermesToolParser(),
+    HermesToolParser,
     markers=("<tool_call>", "</tool_call>"),
     begin='<tool_call>\n{"name": "{name}", "arguments": ',
     end="}\n</tool_call>",
@@ -96,7 +93,7 @@ FORMATS = {
         arguments="glm45",
     ),
     "pythonic": ToolFormat(
-        lambda schemas: PythonicToolParser(),
+        PythonicToolParser,
         markers=(PYTHON_START, PYTHON_END),
         list_begin="[",
         begin="{name}(",
@@ -107,7 +104,7 @@ FORMATS = {
         arguments="python",
     ),
     "llama3_json": ToolFormat(
-        lambda schemas: Llama3JsonToolParser(),
+        Llama3JsonToolParser,
         markers=("<|python_tag|>",),
         begin='{"name": "{name}", "parameters": ',
         end="}",
@@ -115,7 +112,7 @@ FORMATS = {
         is_unmarked=True,
     ),
     "deepseek_v3": ToolFormat(
-        lambda schemas: DeepSeekToolParser(),
+        DeepSeekToolParser,
         markers=_DEEPSEEK_MARKERS,
         list_begin=DEEPSEEK_LIST_BEGIN,
         begin=f"{DEEPSEEK_CALL_BEGIN}function{DEEPSEEK_SEPARATOR}{{name}}\n```json\n",
@@ -124,7 +121,7 @@ FORMATS = {
         list_end=DEEPSEEK_LIST_END,
     ),
     "deepseek_v31": ToolFormat(
-        lambda schemas: DeepSeekToolParser(),
+        DeepSeekToolParser,
         markers=_DEEPSEEK_MARKERS,
         list_begin=DEEPSEEK_LIST_BEGIN,
         begin=f"{DEEPSEEK_CALL_BEGIN}{{name}}{DEEPSEEK_SEPARATOR}",
@@ -134,7 +131,7 @@ FORMATS = {
 }
 
 JSON_ARRAY = ToolFormat(
-    lambda schemas: JsonArrayToolParser(),
+    JsonArrayToolParser,
     list_begin="[",
     begin='{"name": "{name}", "parameters": ',
     end="}",

@@ -10,8 +10,8 @@ from typing import Any
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import parse_json
 from fastdeploy.entrypoints.openai.parsers.python_literal import parse_literal
-from fastdeploy.entrypoints.openai.parsers.stream_parser import find_first
-from fastdeploy.entrypoints.openai.parsers.tool_parser import ConvertingToolParser
+from fastdeploy.entrypoints.openai.parsers.stream_parser import find_first, partial_match_length
+from fastdeploy.entrypoints.openai.parsers.tool_parser import ConvertingToolParser, Schemas
 
 MAX_TAG_LENGTH = 400  # characters; a longer tag is not a call
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
@@ -34,41 +34,32 @@ class TaggedToolParser(ConvertingToolParser):
         parameter: text that begins a parameter.
         parameter_end: text after its value.
         key_and_value: matches the text between these, with groups for name and value.
-        call_ends: texts after the last parameter, of which each may be missing.
         other_tags: other tags than those of a parameter.
     """
 
     parameter = ""
     parameter_end = ""
     key_and_value = re.compile("")
-    call_ends: Sequence[str] = ()
     other_tags: Sequence[str] = ()
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        """Create a parser for functions, given the schema of each function's parameters."""
-        super().__init__()
-        self._schemas = schemas
+    def __init__(self, schemas: Schemas) -> None:
+        super().__init__(schemas)
         self._schema: Mapping[str, Any] = {}
-        self._missing_ends = list[str]()
 
     def _begin_function(self, name: str, num_consumed: int) -> bool:
         self._schema = self._schemas.get(name, {})
         return self._begin_members(name, num_consumed, self._between_parameters)
 
     def _between_parameters(self) -> bool:
-        marker = self._consume(self.parameter, *self.call_ends)
-        if marker is None:
+        marker = self._consume(self.parameter, self.parameter_end, *self.end_markers)
+        if marker is None or (not marker and self._is_truncated(self.parameter, self.parameter_end)):
             return False
         if marker == self.parameter:
             self._num_scanned = 0
             self._state = self._parse_parameter
-            return True
-        if not marker and self._is_truncated():
-            return False
-        self._end_members()
-        self._buffer = marker + self._buffer
-        self._missing_ends = list(self.call_ends)
-        self._state = self._parse_end
+        elif marker != self.parameter_end:
+            self._end_members()
+            self._state = self._after_calls
         return True
 
     def _parse_parameter(self) -> bool:
@@ -77,7 +68,8 @@ class TaggedToolParser(ConvertingToolParser):
         if end is None and not self._is_finished:
             self._num_scanned = max(0, len(self._buffer) - max(map(len, ends)) + 1)
             return False
-        index, marker = end or (len(self._buffer), "")
+        tags = (*ends, *self.end_markers)
+        index, marker = end or (len(self._buffer) - partial_match_length(self._buffer, tags), "")
         if marker != self.parameter_end:
             index, _ = find_first(self._buffer, self.other_tags, end=index) or (index, "")
         self._emit_parameter(self._buffer[:index])
@@ -93,14 +85,6 @@ class TaggedToolParser(ConvertingToolParser):
             properties = self._schema.get("properties") or {}
             self._emit_member(key, convert(match.group(2), properties.get(key, {}), self._schema))
 
-    def _parse_end(self) -> bool:
-        while self._missing_ends:
-            if self._consume(self._missing_ends[0]) is None:
-                return False
-            self._missing_ends.pop(0)
-        self._state = self._after_calls
-        return True
-
 
 class Qwen3CoderToolParser(TaggedToolParser):
     """Parses `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
@@ -112,7 +96,7 @@ class Qwen3CoderToolParser(TaggedToolParser):
     parameter = _PARAMETER
     parameter_end = _PARAMETER_END
     key_and_value = re.compile(r"([^>]*)>\n?(.*?)\n?", re.DOTALL)
-    call_ends = (_FUNCTION_END, _CALL_END)
+    end_markers = (_FUNCTION_END, _CALL_END)
     other_tags = (_FUNCTION_END, _CALL_END, _CALL, _FUNCTION)
 
     def _parse_head(self) -> bool:
@@ -138,7 +122,7 @@ class Glm45ToolParser(TaggedToolParser):
     parameter = _KEY
     parameter_end = _VALUE_END
     key_and_value = re.compile(r"(.*?)(?:</arg_key>\s*)?<arg_value>(.*)", re.DOTALL)
-    call_ends = (_CALL_END,)
+    end_markers = (_CALL_END,)
     other_tags = (_CALL_END, _CALL)
 
     def _parse_head(self) -> bool:
@@ -148,7 +132,8 @@ class Glm45ToolParser(TaggedToolParser):
         if _NAME.fullmatch(name.rstrip()) is None and text:
             return self._reject_call()
         rest = text[len(name) :]
-        if rest.startswith((_KEY, _CALL_END)):
+        is_cut = self._is_finished and rest.startswith("</") and _CALL_END.startswith(rest)
+        if rest.startswith((_KEY, _CALL_END)) or is_cut:
             return self._begin_function(name.rstrip(), self._head_start + head.index("<"))
         may_follow = _KEY.startswith(rest) or _CALL_END.startswith(rest)
         is_decided = not may_follow or len(head) == MAX_TAG_LENGTH or self._is_finished

@@ -10,7 +10,8 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_schema import SchemaError
 from fastdeploy.core.schema_dialect import note_unknown_formats, prepare_schema
 from fastdeploy.entrypoints.openai.parsers.argument_grammar import ANY_TEXT, WRITERS, literal, quote, without
-from fastdeploy.entrypoints.openai.parsers.registry import Schemas, ToolFormat
+from fastdeploy.entrypoints.openai.parsers.registry import ToolFormat
+from fastdeploy.entrypoints.openai.parsers.tool_parser import Schemas
 
 
 @dataclass(frozen=True)
