@@ -7,9 +7,11 @@ for the counter of reasoning tokens.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
+
+MAX_HEAD_LENGTH = 1000  # characters from which a prompt's marker is taken for the beginning of a call or not
 
 
 class ReasoningState(StrEnum):
@@ -45,7 +47,10 @@ class ReasoningFormat:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Return the markers of which the first one ends the reasoning. `tool_call_start` is part of the answer."""
+        """Return the markers of which the first one ends the reasoning.
+
+        `tool_call_start` does so only where it begins a call, of which it is a part.
+        """
         return tuple(filter(None, (self.end, self.tool_call_start)))
 
     @property
@@ -57,21 +62,34 @@ class ReasoningFormat:
         """Return the format of an output that may contain tool calls with these markers; none if it may not."""
         return self if self.tool_call_start in markers else replace(self, tool_call_start="")
 
-    def state_after(self, prompt: str, is_continued: bool = False) -> ReasoningState:
+    def state_after(
+        self, prompt: str, is_continued: bool = False, may_begin_call: Callable[[str], bool] = lambda text: True
+    ) -> ReasoningState:
         """Return the state in which an output begins after this prompt.
 
         Args:
             is_continued: the prompt ends within the message that the output continues; its last marker decides.
+            may_begin_call: whether a text that begins with `tool_call_start` begins a call, or may be continued to one.
         """
         if is_continued:
-            is_open = prompt.rfind(self.start) > max(prompt.rfind(end) for end in self.ends)
-            return ReasoningState.OPEN if is_open else ReasoningState.CLOSED
+            return ReasoningState.OPEN if self._is_open(prompt, may_begin_call) else ReasoningState.CLOSED
         tail = prompt.rstrip()
         if tail.endswith(self.start):
             return ReasoningState.OPEN
         if tail.endswith(self.end):
             return ReasoningState.CLOSED
         return ReasoningState.OPEN if self.is_implied else ReasoningState.UNDECIDED
+
+    def _is_open(self, prompt: str, may_begin_call: Callable[[str], bool]) -> bool:
+        """Return whether the last marker of a prompt is the start of a reasoning."""
+        begin = prompt.rfind(self.start)
+        if begin < 0 or prompt.find(self.end, begin) >= 0:
+            return False
+        end = len(prompt)
+        while self.tool_call_start and (end := prompt.rfind(self.tool_call_start, begin, end)) >= 0:
+            if may_begin_call(prompt[end : end + MAX_HEAD_LENGTH]):
+                return False
+        return True
 
 
 _EXPLICIT = ReasoningFormat("<think>", "</think>")

@@ -15,12 +15,14 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.text_output import TextAssembler, make_detokenizer
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.parsers.message import Message, ToolCall
-from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
+from fastdeploy.entrypoints.openai.parsers.reasoning import CallsInReasoning, ReasoningCounter
+from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
 from tests.detokenize.tokenizers_for_tests import save_tokenizer
 from tests.entrypoints.chat_server import SPECIAL_TOKENS, rendered, says
 from tests.entrypoints.message_texts import make_reasoning_parser, read
 from tests.entrypoints.server_process import ServerProcess
 
+CONTINUED = "{% for m in messages %}{{ m.content }}{% endfor %}{# tools #}"
 OPEN, CLOSED, UNDECIDED = ReasoningState.OPEN, ReasoningState.CLOSED, ReasoningState.UNDECIDED
 
 
@@ -147,6 +149,32 @@ def test_continued_message_s_last_marker_decides() -> None:
     qwen3 = REASONING_FORMATS["qwen3"]
     assert qwen3.state_after("assistant: <think>hm <tool_call>{", is_continued=True) is CLOSED
     assert qwen3.for_tools(()).state_after("assistant: <think>hm <tool_call>{", is_continued=True) is OPEN
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("The format is <tool_call> then", OPEN),
+        ("The format is <tool_call>", CLOSED),
+        (f"hm {CALL} and <tool_call> then", CLOSED),
+        ("hm <tool_call> then</think>", CLOSED),
+        ("hm <tool_call> then <think>", OPEN),
+    ],
+)
+def test_marker_without_a_call_leaves_a_continued_reasoning_open(text: str, state: ReasoningState) -> None:
+    calls = CallsInReasoning(lambda: FORMATS["hermes"].make_parser({}))
+    prompt = f"<think>a</think>assistant: <think>{text}"
+    assert REASONING_FORMATS["qwen3"].state_after(prompt, True, calls.may_begin_call) is state
+
+
+def test_only_a_call_ends_the_reasoning_that_an_answer_continues(parsing_client: openai.OpenAI) -> None:
+    extra = {"continue_final_message": True, "add_generation_prompt": False, "chat_template": CONTINUED}
+    for begun, expected in (("It is <tool_call>, ", "hm"), (f"It is {CALL}", None)):
+        messages: list[Any] = [*says("hm</think>yes"), {"role": "assistant", "content": f"<think>{begun}"}]
+        answer = parsing_client.chat.completions.create(
+            model="default", messages=messages, tools=[TOOL], extra_body=extra
+        )
+        assert getattr(answer.choices[0].message, "reasoning", None) == expected
 
 
 def count_tokens(

@@ -52,8 +52,9 @@ class ChatTurn:
         is_truncated = body.truncate_prompt_tokens is not None
         max_length = max_text_length(server.tokenizer, server.limits.max_model_len, is_truncated)
         prompt = render_prompt(server, body, max_length, use)
-        state = reasoning_state(server, self._reasoning, body, prompt)
         self._add_constraint(params)
+        self._calls = self._calls_in_reasoning(params)
+        state = reasoning_state(server, self._reasoning, self._calls, body, prompt)
         add_special = body.add_special_tokens is True or (  # templates write the special tokens themselves
             body.disable_chat_template and body.add_special_tokens is None
         )
@@ -61,7 +62,7 @@ class ChatTurn:
         request = build_request(server.tokenizer, server.limits, response_id, prompt, params, add_special, field)
         if body.truncation_side == "right" and self._reasoning is not None:  # the end may be cut off
             text = server.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
-            state = reasoning_state(server, self._reasoning, body, text)
+            state = reasoning_state(server, self._reasoning, self._calls, body, text)
         request.cache_salt = body.cache_salt or ""
         request.reasoning = state
         request.may_call_tools = self._reasoning is not None and self._reasoning.tool_call_start != ""
@@ -107,19 +108,17 @@ class ChatTurn:
 
     def _make_counter(self, reasoning: ReasoningFormat) -> ReasoningCounter:
         request = self.request
-        parser = ReasoningParser(reasoning, request.reasoning, self._calls_in_reasoning())
+        parser = ReasoningParser(reasoning, request.reasoning, self._calls)
         return ReasoningCounter(parser, make_detokenizer(self._tokenizer, request.prompt_token_ids, request.params))
 
-    def _calls_in_reasoning(self) -> CallsInReasoning | None:
+    def _calls_in_reasoning(self, params: SamplingParams) -> CallsInReasoning | None:
         """Return how a call ends the reasoning; None if no tool may be called."""
         if self._tools is None:
             return None
-        is_forced = self.request.params.structured_outputs is not None
-        return CallsInReasoning(self._tools.make_parser, is_forced)
+        return CallsInReasoning(self._tools.make_parser, is_forced=params.structured_outputs is not None)
 
     def _make_parser(self, state: ReasoningState) -> MessageParser:
-        calls = self._calls_in_reasoning()
-        reasoning = ReasoningParser(self._reasoning, state, calls) if self._reasoning is not None else None
+        reasoning = ReasoningParser(self._reasoning, state, self._calls) if self._reasoning is not None else None
         if self._tools is None:
             return MessageParser(reasoning, None)
         return MessageParser(reasoning, self._tools.make_parser(), self._tools.max_calls)

@@ -14,6 +14,7 @@ from fastdeploy.detokenize.chat_template import LOCAL_RENDERER, Conversation, Re
 from fastdeploy.detokenize.message_shapes import content_text
 from fastdeploy.detokenize.messages import MAX_JSON_LENGTH, check_messages, check_tools
 from fastdeploy.detokenize.template_process import TemplateProcess
+from fastdeploy.entrypoints.openai.parsers.reasoning import CallsInReasoning
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.tool_parser_choice import ToolParserChoice, choose_tool_parser
@@ -108,14 +109,24 @@ def reasoning_format(server: ApiServer) -> ReasoningFormat | None:
 
 
 def reasoning_state(
-    server: ApiServer, reasoning: ReasoningFormat | None, body: ChatCompletionRequest, prompt: str | list[int]
+    server: ApiServer,
+    reasoning: ReasoningFormat | None,
+    calls: CallsInReasoning | None,
+    body: ChatCompletionRequest,
+    prompt: str | list[int],
 ) -> ReasoningState:
-    """Return whether the output begins inside the reasoning, after it, or undecided."""
+    """Return whether the output begins inside the reasoning, after it, or undecided.
+
+    Args:
+        calls: how the output may call tools in its reasoning; None if it must not.
+    """
     if reasoning is None:
         return ReasoningState.CLOSED
     if not isinstance(prompt, str):
         return reasoning.state_after(server.tokenizer.decode(prompt[-NUM_TAIL_TOKENS:], skip_special_tokens=False))
-    return reasoning.state_after(prompt, body.continue_final_message)
+    if calls is None:
+        return reasoning.state_after(prompt, body.continue_final_message)
+    return reasoning.state_after(prompt, body.continue_final_message, calls.may_begin_call)
 
 
 def _plain_prompt(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> str:

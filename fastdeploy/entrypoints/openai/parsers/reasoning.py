@@ -27,6 +27,10 @@ class CallsInReasoning:
     make_parser: Callable[[], ToolParser]
     is_forced: bool = False
 
+    def may_begin_call(self, text: str) -> bool:
+        """Return whether a text that begins with such a marker begins a call, or may be continued to one."""
+        return self.make_parser().begins_with_call(text, is_last=False) is not False
+
 
 class ReasoningParser(StreamParser):
     """Splits a text into parts of kind reasoning and content, without the markers and the white space around them.
