@@ -232,6 +232,8 @@ V3, V31 = f"{LIST}{CALL}function{SEP}f\n```json\n", f"{LIST}{CALL}f{SEP}"
         ("hermes", HEAD + '{"a": "so "so!" so"}}\n</tool_call>.', Message("", ".", [BAD_QUOTES])),
         ("hermes", HEAD + '{"a": "so "so!" so"}\n</tool', Message(calls=[ToolCall("f", BAD_QUOTES.arguments + "\n")])),
         ("hermes", f'{HEAD}{{"a": 1\n{HEAD}{{"a": 1}}}}', Message(calls=[ToolCall("f", '{"a": 1\n'), F])),
+        ("hermes", HEAD + '{"a": 1}, "id": it\'s}</tool_call>.', Message("", ".", [F])),
+        ("hermes", HEAD + '{"a": 1}, "id": it\'s}</tool', Message(calls=[F])),
         ("deepseek_v31", f"{V31}{{'a': 1}}{CALL_END}{LIST_END}.", Message("", ".", [PYTHON_F])),
         ("deepseek_v31", f"{V31}{{'a': 1}}{CALL}f{SEP}{F.arguments}", Message(calls=[PYTHON_F, F])),
         ("deepseek_v3", f"{V3}{{'a': 1}}\n```{CALL_END}{LIST_END}", Message(calls=[PYTHON_F])),

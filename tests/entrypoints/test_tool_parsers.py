@@ -239,6 +239,20 @@ def test_arguments_are_streamed(format_name: str) -> None:
     assert kinds.index(("call", 1)) > kinds.index(("arguments", 0))
 
 
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("hermes", '<tool_call>{"' + 300 * "x"),
+        ("llama3_json", '{"name": "Bob"'),
+        ("llama3_json", '{"city'),
+        ("pythonic", "[x(a="),
+    ],
+)
+def test_content_is_streamed_as_soon_as_it_is_no_call(format_name: str, text: str) -> None:
+    parts = make_parser(format_name).push(text + '"', False)
+    assert [part.kind for part in parts] == ["content"]
+
+
 def test_calls_beyond_the_maximum_are_dropped() -> None:
     assert read([TWO_CALLS["hermes"]], "hermes", max_calls=1).calls == CALLS[:1]
     assert read(list(TWO_CALLS["hermes"]), "hermes", max_calls=1).calls == CALLS[:1]

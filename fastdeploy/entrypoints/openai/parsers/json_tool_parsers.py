@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
@@ -14,7 +15,7 @@ from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser, argume
 MAX_NAME_LENGTH = 256  # characters; a call of a longer name is parsed when it is complete
 _NAME_FIRST = re.compile(rf'\s*\{{\s*"name"\s*:\s*"([^"\\]{{1,{MAX_NAME_LENGTH}}})"')
 _ARGUMENTS = re.compile(r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
+_FIRST_KEY = re.compile(rf'\s*\{{\s*"([^"\\]{{0,{MAX_NAME_LENGTH}}}+)[^\\]')
 _NOT_A_CALL = re.compile(r'\s*(?:[^\s{]|\{\s*[^\s"])')
 _KEYS = ("name", "arguments", "parameters", "type", "id", "function")
 
@@ -80,6 +81,8 @@ class JsonToolParser(ToolParser):
         if not self._scanner.is_done and not self._scanner.is_broken:
             return False
         self._state = self._between_calls
+        if self._scanner.is_broken and self.end_markers:
+            self._state = partial(self._parse_broken, lambda text: None, self._between_calls)
         return True
 
     def _between_calls(self) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
@@ -134,22 +134,23 @@ class ToolParser(StreamParser):
         self._buffer = self._buffer[end:]
         if not self._scanner.is_done and not self._scanner.is_broken:
             return False
-        is_marked_end = self._scanner.is_broken and self.end_markers
-        self._state = self._parse_broken_arguments if is_marked_end else self._after_arguments
+        self._state = self._after_arguments
+        if self._scanner.is_broken and self.end_markers:
+            self._state = partial(self._parse_broken, self._emit_arguments, self._after_arguments)
         return True
 
-    def _parse_broken_arguments(self) -> bool:
-        """Emit arguments from where they are not JSON up to the next marker, as the model wrote them."""
+    def _parse_broken(self, emit: Callable[[str], None], next_state: Callable[[], bool]) -> bool:
+        """Pass what is not JSON to `emit` up to the next marker, as the model wrote it."""
         markers = (*self.end_markers, *self.inner_markers, *self.start_markers)
         first = find_first(self._buffer, markers)
         if first is not None:
-            self._emit_arguments(self._buffer[: first[0]].rstrip().removesuffix(self.closing_bracket).rstrip())
+            emit(self._buffer[: first[0]].rstrip().removesuffix(self.closing_bracket).rstrip())
             self._buffer = self._buffer[first[0] :]
-            self._state = self._after_arguments
+            self._state = next_state
             return True
         text = self._buffer[: len(self._buffer) - partial_match_length(self._buffer, markers)]
         text = text if self._is_finished else text.rstrip(_SURPLUS)
-        self._emit_arguments(text)
+        emit(text)
         self._buffer = "" if self._is_finished else self._buffer[len(text) :]
         return False
 
