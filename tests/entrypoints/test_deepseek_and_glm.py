@@ -45,12 +45,12 @@ def in_pieces(text: str, *formats: str, **options: ReasoningState) -> Message:
         # a fence without its language, without an end, or without both
         (f'{LIST}{CALL}function{SEP}f\n```\n{{"a": 1}}\n```{CALL_END}{LIST_END}', Message(calls=[F])),
         (f'{LIST}{CALL}function{SEP}f\n```json\n{{"a": 1}}{CALL_END}{LIST_END}', Message(calls=[F])),
-        (f'{LIST}{CALL}function{SEP}f\n```json\n{{"a": 1}}\n``', Message("", "\n``", [F])),
+        (f'{LIST}{CALL}function{SEP}f\n```json\n{{"a": 1}}\n``', Message(calls=[F])),
         # a missing end of the call, or of the list
         (f'{LIST}{CALL}f{SEP}{{"a": 1}}{LIST_END}', Message(calls=[F])),
         (f'{LIST}{CALL}f{SEP}{{"a": 1}}{G31}{LIST_END}', Message(calls=[F, G])),
         (f"{LIST}{F31}", Message(calls=[F])),
-        (f"{LIST}{F31}{G31}<｜tool▁calls", Message("", "<｜tool▁calls", [F, G])),
+        (f"{LIST}{F31}{G31}<｜tool▁calls", Message(calls=[F, G])),
         # text around and behind, and a second list
         (f"One.\n\n{LIST}{F31}{LIST_END}\n\nTwo.\n{LIST}{G3}{LIST_END}", Message("", "One.\n\nTwo.", [F, G])),
         # markers and fences within a text
