@@ -51,7 +51,7 @@ class ReasoningFormat:
 
         `tool_call_start` does so only where it begins a call, of which it is a part.
         """
-        return tuple(filter(None, (self.end, self.tool_call_start)))
+        return tuple(filter(None, (self.tool_call_start, self.end)))
 
     @property
     def markers(self) -> tuple[str, ...]:

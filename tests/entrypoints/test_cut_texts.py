@@ -215,6 +215,9 @@ V3, V31 = f"{LIST}{CALL}function{SEP}f\n```json\n", f"{LIST}{CALL}f{SEP}"
         ("hermes", HEAD + '{"a": 1}} <', Message(calls=[F])),
         ("llama3_json", '{"name": "f", "parameters": {"a": 1}}} Done.', Message("", "} Done.", [F])),
         ("deepseek_v3", V3 + '{"a": 1}\n```' + CALL_END + LIST_END + "```x```", Message("", "```x```", [F])),
+        ("hermes", HEAD + '{"a": 1}}' + "}" * 64 + "</tool_call>.", Message("", ".", [F])),
+        ("hermes", HEAD + '{"a": 1}}' + "}" * 65 + ".", Message("", "}" * 65 + ".", [F])),
+        ("hermes", HEAD + '{"a": 1}}' + "\n" * 65 + "</tool_call>.", Message("", ".", [F])),
         # end markers are written twice, or in another order
         ("hermes", HEAD + '{"a": 1}}</tool_call></tool_call>', Message(calls=[F])),
         ("qwen3_coder", QWEN + "</parameter></parameter></function>", Message(calls=[F])),
@@ -242,3 +245,20 @@ V3, V31 = f"{LIST}{CALL}function{SEP}f\n```json\n", f"{LIST}{CALL}f{SEP}"
 def test_ends_of_calls(tools: str, text: str, expected: Message) -> None:
     assert read([text], tools) == expected
     assert read(list(text), tools) == expected
+
+
+def test_brackets_without_end_are_passed_on() -> None:
+    """A model that repeats itself must not be held back, nor examined anew with each piece."""
+    parser = make_parser("hermes")
+    parser.push(HEAD + '{"a": 1}}', False)
+    assert "".join(part.text for _ in range(100) for part in parser.push("}", False)) == "}" * 100
+
+
+def test_head_of_a_call_in_the_reasoning_may_be_long() -> None:
+    name_last = '{"arguments": {"a": "' + "x" * 3000 + '"}, "name": "f"}'
+    call = ToolCall("f", '{"a": "' + "x" * 3000 + '"}')
+    for text, expected in (
+        (f"hm <tool_call>{name_last}</tool_call>", Message("hm", "", [call])),
+        (f"hm <tool_call>{name_last}."[:-3], Message(f"hm <tool_call>{name_last}."[:-3])),
+    ):
+        assert read([text], "hermes", "qwen3") == read(list(text), "hermes", "qwen3") == expected

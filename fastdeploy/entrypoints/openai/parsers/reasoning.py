@@ -13,6 +13,8 @@ from fastdeploy.detokenize.incremental import IncrementalDetokenizer
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part, StreamParser, find_first, length_before
 from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
 
+PIECE_LENGTH = 1000  # characters of a text that a parser of calls examines at once, because few show what follows
+
 
 @dataclass(frozen=True)
 class CallsInReasoning:
@@ -103,11 +105,11 @@ class ReasoningParser(StreamParser):
 
     def _parse_call_head(self, call: ToolParser, begin: int, end: int) -> bool:
         """End the reasoning at the marker in `buffer[begin:end]` if it begins a call."""
-        text = self._buffer[self._num_examined :]
-        self._num_examined = len(self._buffer)
+        text = self._buffer[self._num_examined : self._num_examined + PIECE_LENGTH]
+        self._num_examined += len(text)
         begins_call = call.begins_with_call(text, is_last=False)
-        if begins_call is None and not self._is_finished:
-            return False
+        if begins_call is None and (text or not self._is_finished):
+            return text != ""
         if begins_call is None and self._calls is not None:
             begins_call = self._calls.is_forced or call.begins_with_call("", is_last=True)
         if begins_call:

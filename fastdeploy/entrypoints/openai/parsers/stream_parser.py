@@ -95,10 +95,11 @@ def partial_match_length(text: str, markers: Sequence[str]) -> int:
 
 def find_first(text: str, markers: Sequence[str], start: int = 0, end: int | None = None) -> tuple[int, str] | None:
     """Return the index and text of the marker that comes first in `text[start:end]`; None if it contains none."""
-    first = None
+    first, end = None, len(text) if end is None else end
     for marker in markers:
-        index = text.find(marker, start, end)
-        if index >= 0 and (first is None or index < first[0]):
+        limit = end if first is None else min(end, first[0] + len(marker) - 1)  # an earlier one only
+        index = text.find(marker, start, limit)
+        if index >= 0:
             first = index, marker
     return first
 

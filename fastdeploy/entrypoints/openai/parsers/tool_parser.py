@@ -22,6 +22,7 @@ from fastdeploy.entrypoints.openai.parsers.stream_parser import (
 Schemas = Mapping[str, Mapping[str, Any]]
 """Function -> schema of its arguments, for the functions that may be called."""
 
+MAX_SURPLUS_LENGTH = 64  # characters; a longer run of brackets is text
 _SURPLUS = " \t\r\n)]}"  # what models write before the end marker of a call, besides the brackets that belong there
 
 
@@ -179,8 +180,9 @@ class ToolParser(StreamParser):
         if match is not None:
             self._buffer = self._buffer[match.end() :]
             return match.group(1)
-        rest = self._buffer.lstrip(_SURPLUS)
-        if not any(marker.startswith(rest) for marker in markers):
+        text = self._buffer.lstrip()
+        rest = text.lstrip(_SURPLUS)
+        if len(text) - len(rest) > MAX_SURPLUS_LENGTH or not any(marker.startswith(rest) for marker in markers):
             return ""
         if not self._is_finished:
             return None
@@ -220,8 +222,9 @@ class ConvertingToolParser(ToolParser):
 
 @cache
 def _end_pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the pattern of a marker after surplus characters."""
-    return re.compile(f"[{re.escape(_SURPLUS)}]*?({'|'.join(map(re.escape, markers))})")
+    """Return the pattern of a marker after white space and surplus characters."""
+    surplus = f"[{re.escape(_SURPLUS)}]{{0,{MAX_SURPLUS_LENGTH}}}?"
+    return re.compile(rf"\s*+{surplus}({'|'.join(map(re.escape, markers))})")
 
 
 def arguments_text(value: Any) -> str | None:
