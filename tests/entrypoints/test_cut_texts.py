@@ -19,14 +19,16 @@ from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.text_output import TextAssembler, make_detokenizer
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.entrypoints.openai.parsers.message import Message, ToolCall
+from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import NamedToolParser
+from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser, ToolCall
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
-from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
+from fastdeploy.entrypoints.openai.parsers.registry import FORMATS, JSON_ARRAY
 from tests.detokenize.tokenizers_for_tests import save_tokenizer
 from tests.entrypoints.message_texts import (
     CALL,
     CALL_END,
     CALLS,
+    KNOWN,
     LIST,
     LIST_END,
     SEP,
@@ -262,3 +264,17 @@ def test_head_of_a_call_in_the_reasoning_may_be_long() -> None:
         (f"hm <tool_call>{name_last}."[:-3], Message(f"hm <tool_call>{name_last}."[:-3])),
     ):
         assert read([text], "hermes", "qwen3") == read(list(text), "hermes", "qwen3") == expected
+
+
+def test_calls_of_servers_without_a_format_do_not_depend_on_the_deltas() -> None:
+    texts = ('[{"name": "f", "parameters": {"a": 1}}, {"parameters": {"é": []}, "name": "g"}] x', '{"a": "é"}')
+    parsers = (lambda: JSON_ARRAY.make_parser(KNOWN), lambda: NamedToolParser("f"))
+    for text, make in zip(texts, parsers, strict=True):
+        for length in range(len(text) + 1):
+            whole, streamed = Message(), Message()
+            whole.add(MessageParser(None, make()).push(text[:length], True))
+            parser = MessageParser(None, make())
+            for number, char in enumerate(text[:length], start=1):
+                streamed.add(parser.push(char, number == length))
+            assert streamed == whole, text[:length]
+        assert whole.calls[0].name == "f" and whole.content in ("", " x")
