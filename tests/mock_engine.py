@@ -379,11 +379,11 @@ def make_engine(config: EngineConfig, on_progress: Callable[[str, float], None] 
     return MockEngine(config, options)
 
 
-def save_mock_model(folder: Path, special_tokens: Sequence[str] = (), **options: Any) -> Path:
+def save_mock_model(folder: Path, special_tokens: Sequence[str] = (), adds_bos: bool = False, **options: Any) -> Path:
     """Write the files of a model that the mock engine serves: tokenizer, config.json, options."""
     from tests.detokenize.tokenizers_for_tests import save_tokenizer
 
-    save_tokenizer(folder, special_tokens=special_tokens)
+    save_tokenizer(folder, special_tokens=special_tokens, adds_bos=adds_bos)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 64,

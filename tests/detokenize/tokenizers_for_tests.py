@@ -11,6 +11,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from fastdeploy.detokenize.added_tokens import wrap_in_tokens
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
 CORPUS = [
@@ -81,10 +82,14 @@ def make_tokenizer(kind: str) -> Tokenizer:
     return Tokenizer(BACKENDS[kind](), NAMED, CHAT_TEMPLATE)
 
 
-def save_tokenizer(folder: Path, kind: str = "byte_level", special_tokens: Sequence[str] = ()) -> Path:
+def save_tokenizer(
+    folder: Path, kind: str = "byte_level", special_tokens: Sequence[str] = (), adds_bos: bool = False
+) -> Path:
     """Write tokenizer.json, with further special tokens, and tokenizer_config.json into `folder`."""
     backend = BACKENDS[kind]()
     backend.add_special_tokens(list(special_tokens))
+    if adds_bos:
+        wrap_in_tokens(backend, "<s>", None)
     backend.save(str(folder / "tokenizer.json"))
     config = {**NAMED, "eos_token": {"content": "</s>", "special": True}, "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -43,6 +44,54 @@ def test_several_prompts_share_a_suffix(filling: ServerProcess) -> None:
     choices = filling.post("/v1/completions", {**FILL, "prompt": ["a", "b"]}).json()["choices"]
     before, between, end = MARKERS[0]
     assert [choice["prompt_tokens"] for choice in choices] == [f"{before}{x}{between}the end{end}" for x in "ab"]
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that writes the text between `[[` and `]]`, whose tokenizer begins each prompt with `<s>`."""
+    folder = tmp_path_factory.mktemp("scripted")
+    with mock_server(folder, script=True, adds_bos=True, tokens_per_step=2) as running:
+        yield running
+
+
+def choices_of(server: ServerProcess, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return text and log-probabilities of each choice; those of a stream are joined."""
+    if not body.get("stream"):
+        return list(server.post("/v1/completions", body).json()["choices"])
+    chunks = [json.loads(line[6:]) for line in server.post("/v1/completions", body).text.split("\n\n")[:-2]]
+    choices = [{"text": "", "logprobs": {"tokens": [], "text_offset": []}} for _ in range(body.get("n", 1))]
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            choices[choice["index"]]["text"] += choice["text"]
+            for name, values in choices[choice["index"]]["logprobs"].items():
+                values += choice["logprobs"][name] if choice["logprobs"] else []
+    return choices
+
+
+HIDDEN = ("<s>", "</s>", "<|user|>")
+BODY: dict[str, Any] = {"prompt": "dog [[the <|user|>end STOP of]]", "logprobs": 0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize(
+    "change", [{}, {"skip_special_tokens": False}, {"stop": "STOP"}, {"truncate_prompt_tokens": 9}]
+)
+def test_text_offset_is_the_place_in_the_text_of_the_answer(
+    scripted: ServerProcess, change: dict[str, Any], echo: bool, stream: bool
+) -> None:
+    choices = choices_of(scripted, {**BODY, **change, "echo": echo, "stream": stream, "n": 2})
+    end = "the <|user|>end STOP of" if "skip_special_tokens" in change else "the end STOP of"
+    expected = (BODY["prompt"] if echo else "") + (end.partition("STOP")[0] if "stop" in change else end)
+    for choice in choices:
+        text, names, offsets = choice["text"], choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        assert text == expected
+        for name, offset in zip(names, offsets, strict=True):
+            rest = text[offset:]  # ends before the stop string
+            assert rest.startswith(name) or name.startswith(rest) or name in HIDDEN, (name, rest)
+        begin = offsets[1 if names[0] == "<s>" else 0]
+        assert begin == (text.index(names[0]) if "truncate_prompt_tokens" in change and echo else 0)
+        assert max(offsets) == len(text) or "stop" in change
 
 
 def wait_for_num_waiting(server: ServerProcess, count: int) -> None:

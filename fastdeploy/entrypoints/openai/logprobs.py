@@ -71,24 +71,22 @@ def chat_logprobs(
 
 
 class CompletionLogprobsBuilder:
-    """Builds the log-probabilities of one completion choice, chunk by chunk."""
+    """Builds the log-probabilities of completions."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, as_token_ids: bool = False) -> None:
         """Report `num_top` alternatives per token; -1: all that are known."""
-        self._tokenizer = tokenizer
         self._name = token_namer(tokenizer, as_token_ids)
         self._num_top = num_top
-        self._offset = 0
 
-    def build(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
-        """Return the log-probabilities of the next tokens; the first token of a prompt has no entry."""
-        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    def build(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], offsets: Sequence[int]
+    ) -> CompletionLogprobs:
+        """Return the log-probabilities of tokens that begin at these offsets; the first of a prompt has no entry."""
+        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=list(offsets))
         for token_id, entry in zip(token_ids, entries, strict=True):
             logprobs.tokens.append(self._name(token_id))
-            logprobs.text_offset.append(self._offset)
             logprobs.token_logprobs.append(None if entry is None else max(entry.logprob, MIN_LOGPROB))
             logprobs.top_logprobs.append(None if entry is None else self._top(entry))
-            self._offset += len(self._tokenizer.token_text(token_id))
         return logprobs
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:

@@ -206,7 +206,8 @@ class CompletionLogprobs(ResponseBody, kw_only=True):
 
     Attributes:
         token_logprobs, top_logprobs: null for the first token of an echoed prompt
-        text_offset: where each token begins in the text
+        text_offset: where each token begins in the choice's text, in characters; a token that the text leaves out has
+            the place of the next one
     """
 
     tokens: list[str]

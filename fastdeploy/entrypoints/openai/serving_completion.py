@@ -20,12 +20,10 @@ from fastdeploy.detokenize.preprocess import (
     max_text_length,
     prepare_params,
 )
+from fastdeploy.detokenize.text_offsets import TextOffsets, prompt_offsets
 from fastdeploy.entrypoints.openai.choice_serving import ChoiceServing
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
-from fastdeploy.entrypoints.openai.logprobs import (
-    CompletionLogprobsBuilder,
-    prompt_logprobs,
-)
+from fastdeploy.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import completion_logprobs, completion_params
 from fastdeploy.entrypoints.openai.protocol import CompletionRequest
 from fastdeploy.entrypoints.openai.responses import (
@@ -66,7 +64,7 @@ class ServingCompletion(ChoiceServing):
             raise InvalidRequestError(
                 "n", f"expected at most {MAX_CHOICES} choices for all prompts, got {len(self._prompts) * params.n}"
             )
-        add_special = body.add_special_tokens is not False
+        self._adds_special = add_special = body.add_special_tokens is not False
         field = "prompt" if body.prompt_token_ids is None else "prompt_token_ids"
         tokenizer, limits = server.tokenizer, server.limits
         params = prepare_params(tokenizer, limits, params)
@@ -79,12 +77,9 @@ class ServingCompletion(ChoiceServing):
             request.cache_salt = body.cache_salt or ""
         prompt_field = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
         check_num_logprobs(limits, self.requests, prompt_field, "logprobs", params.n if body.echo else 1)
-        num_choices = len(self._prompts) * params.n
         self._num_top = completion_logprobs(body)
-        self._logprobs = [
-            CompletionLogprobsBuilder(server.tokenizer, self._num_top or 0, self.names_token_ids)
-            for _ in range(num_choices)
-        ]
+        self._logprobs = CompletionLogprobsBuilder(tokenizer, self._num_top or 0, self.names_token_ids)
+        self._offsets: dict[int, TextOffsets] = {}  # of each choice
 
     def choice(self, update: ChoiceUpdate) -> CompletionChoice:
         """Return the choice, with the prompt before its text if the request asks for that."""
@@ -138,20 +133,43 @@ class ServingCompletion(ChoiceServing):
         return self.response_id if len(self._prompts) == 1 else f"{self.response_id}-{index}"
 
     def _echo(self, update: ChoiceUpdate) -> str:
-        if not self.body.echo or not update.is_first:
-            return ""
-        prompt = self._prompts[update.prompt_index]
+        return self._echoed_text(update.prompt_index) if self.body.echo and update.is_first else ""
+
+    def _echoed_text(self, prompt_index: int) -> str:
+        """Return the text of a prompt as an echo has it: a text as the client sent it."""
+        prompt = self._prompts[prompt_index]
         return prompt if isinstance(prompt, str) else self.server.tokenizer.decode(prompt, skip_special_tokens=False)
 
     def _build_logprobs(self, update: ChoiceUpdate) -> CompletionLogprobs | None:
         if self._num_top is None:
             return None
-        delta = update.delta
+        delta, prompt = update.delta, self.requests[update.prompt_index].prompt_token_ids
         token_ids, entries = list(delta.token_ids), list[TokenLogprobs | None](delta.logprobs or [])
+        offsets = self._output_offsets(update)
         if self.body.echo and update.prompt_logprobs is not None:
-            token_ids = [*self.requests[update.prompt_index].prompt_token_ids, *token_ids]
-            entries = [*update.prompt_logprobs, *entries]
-        return self._logprobs[update.index].build(token_ids, entries)
+            token_ids, entries = [*prompt, *token_ids], [*update.prompt_logprobs, *entries]
+            offsets = [*self._prompt_offsets(update.prompt_index), *offsets]
+        return self._logprobs.build(token_ids, entries, offsets)
+
+    def _output_offsets(self, update: ChoiceUpdate) -> list[int]:
+        """Return where the new tokens of a choice begin in its text, which an echoed prompt may precede."""
+        if update.index not in self._offsets:
+            request, echo = self.requests[update.prompt_index], self._echo(update)
+            self._offsets[update.index] = TextOffsets(
+                self.server.tokenizer, request.prompt_token_ids, request.params, len(echo)
+            )
+        return self._offsets[update.index].push(update.delta.token_ids)
+
+    def _prompt_offsets(self, index: int) -> list[int]:
+        """Return where the tokens of a prompt begin in its echoed text, of which they may be the end only."""
+        prompt, request, text = self._prompts[index], self.requests[index], self._echoed_text(index)
+        tokenizer, token_ids = self.server.tokenizer, request.prompt_token_ids
+        added = tokenizer.encode("", self._adds_special) if isinstance(prompt, str) else []
+        if request.params.truncate_prompt_tokens is not None:  # never together with a suffix
+            token_ids = tokenizer.encode(prompt, self._adds_special) if isinstance(prompt, str) else prompt
+        offsets = prompt_offsets(tokenizer, token_ids, text, added)
+        num_kept = len(request.prompt_token_ids)
+        return offsets[:num_kept] if request.params.truncation_side == "right" else offsets[-num_kept:]
 
 
 def _check_num_ids(params: SamplingParams, num_prompts: int) -> None:
