@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
@@ -33,6 +34,31 @@ def shorten(value: Any) -> str:
         return repr(value[:MAX_SHOWN])
     is_large = isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS
     return json_type(value) if is_large or isinstance(value, (Mapping, list, tuple)) else repr(value)[:MAX_SHOWN]
+
+
+def to_integer(value: Any) -> Any:
+    """Return a whole number as an int, whatever type it has; other values are returned as they are.
+
+    In JSON 5.0 is an integer, equal to 5, and NumPy has integers of its own.
+    """
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def to_integers(values: Iterable[Any]) -> list[Any]:
+    """Return the values of a list, each converted by `to_integer`."""
+    values = list(values)
+    return values if set(map(type, values)) <= {int} else [to_integer(value) for value in values]
+
+
+def with_integers(value: Any) -> Any:
+    """Return a JSON value whose whole numbers, at any depth, are ints."""
+    if isinstance(value, list):
+        return [with_integers(item) for item in value]
+    if isinstance(value, dict):
+        return {name: with_integers(item) for name, item in value.items()}
+    return to_integer(value)
 
 
 def parse_json(field: str, text: str) -> Any:

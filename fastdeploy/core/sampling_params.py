@@ -9,7 +9,7 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams, StructuredOutputsParams
-from fastdeploy.core.json_types import check_unicode, shorten
+from fastdeploy.core.json_types import check_unicode, shorten, to_integer, to_integers
 from fastdeploy.core.keywords import Absent, suggest_keywords
 
 GREEDY_TEMPERATURE = 1e-5  # lower temperatures are greedy
@@ -28,6 +28,13 @@ class Range:
     def is_integer(self) -> bool:
         """True if only integers are allowed."""
         return isinstance(self.low, int)
+
+    def read(self, name: str, value: Any) -> Any:
+        """Return a value, a whole number as an int if the range has integers; raise as `check` does."""
+        if self.is_integer:
+            value = to_integer(value)
+        self.check(name, value)
+        return value
 
     def check(self, name: str, value: Any) -> None:
         """Check a value.
@@ -113,7 +120,9 @@ class SpeculativeParams:
         if self.method not in (None, "off"):
             raise InvalidRequestError("speculative.method", f'expected "off" or nothing, got {shorten(self.method)}')
         if self.num_speculative_tokens is not None:
-            NUM_SPECULATIVE_TOKENS.check("speculative.num_speculative_tokens", self.num_speculative_tokens)
+            self.num_speculative_tokens = NUM_SPECULATIVE_TOKENS.read(
+                "speculative.num_speculative_tokens", self.num_speculative_tokens
+            )
 
 
 _NO_BEAM_SEARCH = "beam search is not supported"
@@ -222,7 +231,7 @@ class SamplingParams:
         for name, allowed in RANGES.items():
             value = getattr(self, name)
             if value is not None:
-                allowed.check(name, value)
+                setattr(self, name, allowed.read(name, value))
         if self.seed is not None:
             self.seed %= SEED_MODULUS
         if self.truncate_prompt_tokens == 0:
@@ -274,10 +283,13 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids", "expected at least one token id; leave it out to allow all")
         for name in ("stop_token_ids", "visible_token_ids", "allowed_token_ids", "logprob_token_ids"):
-            _check_token_ids(name, getattr(self, name) or ())
+            if getattr(self, name):
+                setattr(self, name, to_integers(getattr(self, name)))
+                _check_token_ids(name, getattr(self, name))
         check_bad_word_ids("bad_words_token_ids", self.bad_words_token_ids)
         if any(len(sequence) == 0 for sequence in self.bad_words_token_ids):
             raise InvalidRequestError("bad_words_token_ids", "expected non-empty lists of token ids")
+        self.bad_words_token_ids = [to_integers(sequence) for sequence in self.bad_words_token_ids]
         for sequence in self.bad_words_token_ids:
             for token_id in sequence:
                 TOKEN_IDS.check("bad_words_token_ids", token_id)

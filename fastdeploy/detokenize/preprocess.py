@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import GenerationRequest
-from fastdeploy.core.json_types import check_unicode, shorten
+from fastdeploy.core.json_types import check_unicode, shorten, to_integers
 from fastdeploy.core.sampling_params import MAX_LOGPROB_ENTRIES, SamplingParams, check_bad_word_ids
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ def build_prepared_request(
         check_text(field, prompt, tokenizer, limit, None if is_truncated else limits.max_model_len)
         token_ids = tokenizer.encode(prompt, add_special_tokens, field)
     else:
-        token_ids = list(prompt)
+        token_ids = to_integers(prompt)
         check_token_ids(field, token_ids, limits.vocab_size)
     token_ids = truncate_prompt(token_ids, params, limits.max_model_len)
     check_prompt_length(field, token_ids, limits.max_model_len)

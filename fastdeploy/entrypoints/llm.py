@@ -16,7 +16,7 @@ from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import InvalidRequestError, device_errors
 from fastdeploy.core.faults import arm
-from fastdeploy.core.json_types import shorten
+from fastdeploy.core.json_types import shorten, to_integer
 from fastdeploy.core.outputs import RequestOutput, TokenDelta
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import GenerationRequest
@@ -310,14 +310,13 @@ def _set_priorities(requests: Sequence[GenerationRequest], priority: Sequence[in
     if not isinstance(priority, Sequence) or len(priority) != len(requests):
         raise InvalidRequestError("priority", f"expected a list with one integer per prompt ({len(requests)})")
     for i, (request, value) in enumerate(zip(requests, priority)):
-        PRIORITIES.check(f"priority[{i}]", value)
-        request.priority = value
+        request.priority = PRIORITIES.read(f"priority[{i}]", value)
 
 
 def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if prompts and all(isinstance(to_integer(item), int) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastdeploy.core.errors import InvalidRequestError
@@ -111,3 +112,12 @@ def test_arguments_of_vllm_that_request_nothing_are_accepted() -> None:
 def test_other_wrong_calls_stay_type_errors() -> None:
     with pytest.raises(TypeError, match="multiple values for argument 'n'"):
         SamplingParams(1, n=2)  # type: ignore[misc]
+
+
+def test_whole_numbers_of_any_type_are_integers_and_fractions_are_refused() -> None:
+    given = SamplingParams(n=2.0, top_k=np.int64(3), stop_token_ids=[5.0, np.int32(6)], bad_words_token_ids=[[7.0]])
+    assert given == SamplingParams(n=2, top_k=3, stop_token_ids=[5, 6], bad_words_token_ids=[[7]])
+    assert {type(value) for value in (given.n, given.top_k, *given.stop_token_ids)} == {int}
+    for bad in (2.5, np.float64(2.5), True, np.bool_(True), float("nan"), float("inf"), "2"):
+        with pytest.raises(InvalidRequestError, match="top_k: expected an integer"):
+            SamplingParams(top_k=bad)

@@ -46,6 +46,7 @@ def test_biases_of_fastdeploy_s_and_openai_s_fields_are_merged() -> None:
 def test_thinking_budget_is_the_reasoning_s_limit() -> None:
     body = ChatCompletionRequest(messages=[], logits_processors_args={"thinking_budget": 9})
     assert chat_params(body, GenerationDefaults(), LIMITS).reasoning_max_tokens == 9
+    body = ChatCompletionRequest(messages=[], logits_processors_args={"thinking_budget": 9.0})
     body.reasoning_max_tokens = 9
     assert chat_params(body, GenerationDefaults(), LIMITS).reasoning_max_tokens == 9
 

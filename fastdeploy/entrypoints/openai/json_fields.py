@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import with_integers
 from fastdeploy.entrypoints.openai.errors import ApiError
 
+_ANY = msgspec.json.Decoder(Any)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = b" \t\n\r"
@@ -79,28 +81,34 @@ def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def decode_field(name: str, text: msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """Return the value of a field.
+    """Return the value of a field; where its type has integers, 5.0 is one.
 
     Raises:
         InvalidRequestError: it is not of the decoder's type.
         ApiError: 400, a text in it is not valid UTF-8.
     """
     try:
-        return decoder.decode(text)
+        try:
+            return decoder.decode(text)
+        except msgspec.ValidationError:
+            return convert_field(name, _ANY.decode(text), decoder.type)
     except msgspec.ValidationError as error:
         raise _wrong_type(name, error) from None
     except (ValueError, RecursionError) as error:
         raise _invalid_json(f"{name}: is not valid JSON: {error}", name) from None
 
 
-def convert_field(name: str, value: Any, kind: type) -> Any:
-    """Return a decoded value as a value of a type.
+def convert_field(name: str, value: Any, kind: Any) -> Any:
+    """Return a decoded value as a value of a type; where the type has integers, 5.0 is one.
 
     Raises:
         InvalidRequestError: it is not of that type.
     """
     try:
-        return msgspec.convert(value, kind)
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            return msgspec.convert(with_integers(value), kind)
     except msgspec.ValidationError as error:
         raise _wrong_type(name, error) from None
 

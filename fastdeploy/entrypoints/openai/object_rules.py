@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.json_types import shorten
+from fastdeploy.core.json_types import shorten, to_integer
 from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.field_rules import FieldRules, without_indices
 from fastdeploy.entrypoints.openai.notes import note_once
@@ -151,7 +151,8 @@ class TypeRules:
 
 def is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
     """Return whether a value of a refused field requests nothing; true and 1 are different values."""
-    return any(type(value) is type(one) and value == one for one in neutral)
+    value = to_integer(value)
+    return any(type(value) is type(one) and value == one for one in map(to_integer, neutral))
 
 
 def _unsupported(name: str, reason: str) -> ApiError:

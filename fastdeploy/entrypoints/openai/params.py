@@ -11,7 +11,7 @@ from typing import Any
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
-from fastdeploy.core.json_types import json_type, shorten
+from fastdeploy.core.json_types import json_type, shorten, to_integer, with_integers
 from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, SamplingParams, SpeculativeParams
 from fastdeploy.detokenize.preprocess import check_num_alternatives
 from fastdeploy.entrypoints.openai.protocol import (
@@ -221,7 +221,7 @@ def reasoning_budget(body: ChatCompletionRequest) -> tuple[str, int | None]:
         if (value := getattr(body, name)) is not None:
             FIELD_RANGES[name].check(name, value)
             given[name] = value
-    budget = (body.logits_processors_args or {}).get("thinking_budget")
+    budget = to_integer((body.logits_processors_args or {}).get("thinking_budget"))
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
         raise InvalidRequestError(PROCESSORS, f"expected a thinking_budget of at least 0 tokens, got {shorten(budget)}")
     if budget is not None:
@@ -251,7 +251,7 @@ def _logit_bias(field: str, given: Any) -> dict[int, float]:
 
 def _sequences(given: list[Any]) -> list[list[int]]:
     """Return a list of sequences; a single id is a sequence of one."""
-    sequences = [[item] if isinstance(item, int) else item for item in given]
+    sequences = [[item] if isinstance(item, int) else item for item in with_integers(given)]
     if not all(isinstance(sequence, list) for sequence in sequences):
         raise InvalidRequestError("bad_words_token_ids", "expected lists of token ids")
     return sequences

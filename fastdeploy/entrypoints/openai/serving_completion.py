@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from msgspec import UNSET
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import with_integers
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.fill_in import fill_in_prompt
@@ -198,7 +199,8 @@ def split_prompts(body: CompletionRequest) -> list[Prompt]:
     return [body.prompt] if isinstance(body.prompt, str) else _split("prompt", body.prompt)
 
 
-def _split(field: str, given: list[Any]) -> list[Prompt]:
+def _split(field: str, items: list[Any]) -> list[Prompt]:
+    given = with_integers(items)
     if given and all(_is_token_id(item) for item in given):
         return [given]
     if given and all(isinstance(item, str) for item in given) and field == "prompt":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.json_types import json_type, shorten
+from fastdeploy.core.json_types import json_type, shorten, to_integer
 from fastdeploy.entrypoints.openai.messages_api.fields import (
     BLOCKS,
     CONTEXT_MANAGEMENT,
@@ -331,7 +331,7 @@ class _Thinking:
             return cls()
         kind, keys = THINKING.read("thinking", given, ignores_unknown)
         display = _one_of("thinking.display", keys.get("display", "summarized"), DISPLAYS)
-        budget = keys.get("budget_tokens")
+        budget = to_integer(keys.get("budget_tokens"))
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
             raise InvalidRequestError("thinking.budget_tokens", f"expected a number of tokens, got {shorten(budget)}")
         if not has_reasoning:
