@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +12,7 @@ from fastdeploy.core.handover import KVImage
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 
-CLIENT_MARK = "§"  # not ASCII, so no id that a client chooses contains it
+CLIENT_MARK, PROMPT_MARK = "§", "¶"  # not ASCII, so no id that a client chooses contains them
 
 
 def add_client_mark(request_id: str, client: str) -> str:
@@ -21,15 +20,25 @@ def add_client_mark(request_id: str, client: str) -> str:
     return f"{client}{CLIENT_MARK}{request_id}"
 
 
-def without_client_mark(request_id: str) -> str:
-    """Return the id as its client knows it."""
-    return request_id.rpartition(CLIENT_MARK)[2]
+def add_prompt_number(request_id: str, number: int) -> str:
+    """Return the id of one of several prompts of an HTTP request."""
+    return f"{number}{PROMPT_MARK}{request_id}"
+
+
+def without_prompt_number(request_id: str) -> str:
+    """Return the id that all prompts of an HTTP request have in common, with the mark of its client."""
+    client, mark, rest = request_id.rpartition(CLIENT_MARK)
+    return f"{client}{mark}{rest.rpartition(PROMPT_MARK)[2]}"
+
+
+def without_marks(request_id: str) -> str:
+    """Return the id as its client knows it, which names an HTTP request with all of its prompts."""
+    return without_prompt_number(request_id).rpartition(CLIENT_MARK)[2]
 
 
 def is_requested(request_id: str, wanted: Collection[str]) -> bool:
-    """Return whether `wanted` contains this id without its mark, or ID if this is ID-n: prompt n of an HTTP request."""
-    request_id = without_client_mark(request_id)
-    return request_id in wanted or re.sub(r"-\d+$", "", request_id) in wanted
+    """Return whether `wanted` contains the id, as its client knows it, of the HTTP request that this is a prompt of."""
+    return without_marks(request_id) in wanted
 
 
 @dataclass
@@ -37,7 +46,8 @@ class GenerationRequest:
     """One prompt with its sampling parameters and n choices, as a front end sends it to the engine.
 
     Attributes:
-        request_id: unique among the requests in flight; with a mark, the rest is unique among those of its client.
+        request_id: unique among the requests in flight: the client, the prompt's number if its HTTP request has
+            several, and the id that the client knows, with a mark after each of the first two.
         prompt_token_ids: at least one token.
         params: sampling parameters; `params.seed` None lets the engine draw one.
         cache_salt: requests share cached prefixes only with requests of the same salt.

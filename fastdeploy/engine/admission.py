@@ -10,7 +10,7 @@ from typing import Any
 
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.generation_request import without_client_mark
+from fastdeploy.core.generation_request import without_marks
 from fastdeploy.core.request import GenerationRequest, Prompt, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed, request_seed
@@ -93,7 +93,7 @@ class Admission:
 
     def _check(self, request: GenerationRequest, used_ids: Collection[str]) -> None:
         if request.request_id in used_ids:
-            raise InvalidRequestError("request_id", f"{without_client_mark(request.request_id)!r} is in flight already")
+            raise InvalidRequestError("request_id", f"{without_marks(request.request_id)!r} is in flight already")
         num_prompt = len(request.prompt_token_ids)
         if not 1 <= num_prompt < self.max_model_len:
             raise InvalidRequestError("prompt", f"expected 1 to {self.max_model_len - 1} tokens, got {num_prompt}")

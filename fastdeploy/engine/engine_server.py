@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import zmq
 
 from fastdeploy.core.errors import FastDeployError, InvalidRequestError, QueueFullError, RequestFailedError
-from fastdeploy.core.generation_request import is_requested, without_client_mark
+from fastdeploy.core.generation_request import is_requested
 from fastdeploy.core.handover import Handover
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
@@ -248,14 +248,13 @@ class EngineServer:
         wanted = None if request_ids is None else frozenset(request_ids)
         requests = [(request_id, entry.cache_salt, entry.num_tokens) for request_id, entry in self._in_flight.items()]
         requests += [(one.request.request_id, one.request.cache_salt, 0) for one in self._prepared if one.is_added]
-        aborted = [
+        counts = [
             (request_id, num_tokens)
             for request_id, cache_salt, num_tokens in requests
             if cache_salt.startswith(salt_prefix) and (wanted is None or is_requested(request_id, wanted))
         ]
-        for request_id, _ in aborted:
+        for request_id, _ in counts:
             self._abort(request_id)
-        counts = [(without_client_mark(request_id), num_tokens) for request_id, num_tokens in aborted]
         self._send(client, messages.Aborted(call_id, counts))
 
     def _disconnect_client(self, client: bytes) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.generation_request import GenerationRequest, without_client_mark
+from fastdeploy.core.generation_request import GenerationRequest, without_marks
 from fastdeploy.core.handover import Handover
 
 
@@ -116,4 +116,4 @@ class PreparedRequests:
 
 def in_flight_error(request_id: str) -> InvalidRequestError:
     """Return the error of a request whose id is in use."""
-    return InvalidRequestError("request_id", f"{without_client_mark(request_id)!r} is in flight already")
+    return InvalidRequestError("request_id", f"{without_marks(request_id)!r} is in flight already")

@@ -20,7 +20,7 @@ from fastdeploy.core.errors import (
     RequestFailedError,
     RequestTimeoutError,
 )
-from fastdeploy.core.generation_request import GenerationRequest, without_client_mark
+from fastdeploy.core.generation_request import GenerationRequest, without_marks
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
@@ -109,7 +109,7 @@ class EngineConnection:
         if (error := self.dead_error or self._end_error) is not None:
             raise error
         if request.request_id in self._streams:
-            raise InvalidRequestError("request_id", f"{without_client_mark(request.request_id)!r} is in flight already")
+            raise InvalidRequestError("request_id", f"{without_marks(request.request_id)!r} is in flight already")
         stream = self._streams[request.request_id] = DeltaStream(request.request_id, len(request.open_choices))
         loop = asyncio.get_running_loop()
         finished = False
@@ -167,12 +167,11 @@ class EngineConnection:
         """Abort requests of any connection; their streams end with finish_reason abort.
 
         Args:
-            request_ids: an id also stands for `ID-0`, `ID-1`, ..., the requests of an HTTP request with several
-                prompts, and ids of all clients are without their marks; None aborts all requests.
+            request_ids: ids as clients know them, each for all prompts of an HTTP request; None aborts all requests.
             salt_prefix: only requests whose `cache_salt` begins with it are aborted.
 
         Returns:
-            The id of each aborted request, without its mark, and the number of tokens that its choices had.
+            The id of each aborted request, with its marks, and the number of tokens that its choices had.
 
         Raises:
             EngineDeadError: the engine process has ended.

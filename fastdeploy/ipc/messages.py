@@ -86,8 +86,8 @@ class AbortRequest(Message):
 class AbortMany(Message):
     """Client: abort these requests of any client, and answer `Aborted` with the same call_id.
 
-    An id, without the mark of a client, stands for the requests ID, `ID-0`, `ID-1`, ... of all clients; None stands for
-    all requests. Only those whose `cache_salt` begins with `salt_prefix` are aborted.
+    An id, without marks, stands for the requests of all clients with this id, and for all of their prompts; None stands
+    for all requests. Only those whose `cache_salt` begins with `salt_prefix` are aborted.
     """
 
     call_id: int

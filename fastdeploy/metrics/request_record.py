@@ -27,6 +27,7 @@ class RequestRecord:
     """One finished choice of a request. Times are in seconds; None if the choice ended earlier.
 
     Attributes:
+        index: of the choice in the response.
         queue_s: arrival to first step.
         ttft_s: arrival to first token.
         tpot_s: mean time per token after the first.

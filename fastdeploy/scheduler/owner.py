@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.core.errors import EngineDeadError, FastDeployError, InvalidRequestError, ShuttingDownError
-from fastdeploy.core.generation_request import GenerationRequest, is_requested, without_client_mark
+from fastdeploy.core.generation_request import GenerationRequest, is_requested, without_marks
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.seeds import choice_seed, request_seed
 from fastdeploy.core.stats import EngineStats
@@ -210,7 +210,7 @@ class ClusterScheduler:
         if (error := self.dead_error or self._end_error) is not None:
             raise error
         if request.request_id in self._numbers:
-            raise InvalidRequestError("request_id", f"{without_client_mark(request.request_id)!r} is in flight already")
+            raise InvalidRequestError("request_id", f"{without_marks(request.request_id)!r} is in flight already")
         number, self._num_arrivals = self._num_arrivals, self._num_arrivals + 1
         if request.params.seed is None:
             params = replace(request.params, seed=request_seed(self._server_seed, number))
@@ -272,7 +272,7 @@ class ClusterScheduler:
             request = client.request
             is_wanted = wanted is None or is_requested(request.request_id, wanted)
             if is_wanted and request.cache_salt.startswith(salt_prefix):
-                aborted.append((without_client_mark(request.request_id), client.abort(time.monotonic())))
+                aborted.append((request.request_id, client.abort(time.monotonic())))
                 self._cancel(client)
         return aborted
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -120,15 +122,35 @@ def test_aborted_stream_ends_with_the_reason_and_is_counted(keyed: ServerProcess
     assert '"finish_reason":"abort"' in rest and rest.endswith("data: [DONE]")
 
 
-def test_aborting_a_request_of_several_prompts_ends_all_of_them(keyed: ServerProcess) -> None:
-    body = {**LONG, "prompt": ["the", "dog"], "request_id": "pair"}
-    with httpx.stream("POST", keyed.url + "/v1/completions", json=body, headers=bearer("alpha"), timeout=60) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        response = keyed.post("/v1/abort_requests", {"req_ids": ["cmpl-pair"]}, headers=bearer("alpha")).json()
-        rest = "".join(lines)
-    assert sorted(one["request_id"] for one in response["aborted"]) == ["cmpl-pair-0", "cmpl-pair-1"]
-    assert rest.count('"finish_reason":"abort"') == 2 and response["not_found"] == []
+def test_aborting_a_request_of_several_prompts_ends_all_of_them_and_no_request_with_a_similar_id(
+    keyed: ServerProcess,
+) -> None:
+    bodies = [
+        {**LONG, "prompt": ["the", "dog", "fox"], "request_id": "job", "return_token_ids": True},
+        {**LONG, "request_id": "job-1"},
+    ]
+    with contextlib.ExitStack() as stack:
+        streams = [
+            stack.enter_context(
+                httpx.stream("POST", f"{keyed.url}/v1/completions", json=one, headers=bearer("alpha"), timeout=60)
+            )
+            for one in bodies
+        ]
+        job, other = [stream.iter_lines() for stream in streams]
+        lines = [next(job)]
+        next(other)
+        given = {"req_ids": ["job", "job-0", "job-2"]}
+        response = keyed.post("/v1/abort_requests", given, headers=bearer("alpha")).json()
+        lines += job
+        assert response["not_found"] == ["job-0", "job-2"]
+        assert [one["request_id"] for one in response["aborted"]] == ["cmpl-job"]
+        choices = [choice for line in lines if "choices" in line for choice in json.loads(line[6:])["choices"]]
+        num_tokens = sum(len(choice["token_ids"]) for choice in choices)
+        assert response["aborted"][0]["num_generated_tokens"] == num_tokens >= 1
+        assert [choice["finish_reason"] for choice in choices].count("abort") == 3
+        ended = keyed.post("/v1/abort_requests", {"req_ids": ["job", "job-1"]}, headers=bearer("alpha")).json()
+        assert [one["request_id"] for one in ended["aborted"]] == ["cmpl-job-1"] and ended["not_found"] == ["job"]
+        assert '"finish_reason":"abort"' in "".join(other)
 
 
 def test_cors_allows_only_the_configured_origins(keyed: ServerProcess) -> None:

@@ -257,22 +257,24 @@ def test_requests_of_all_owners_are_aborted_by_id_and_salt(
 
     async def run() -> None:
         async with owner(config) as (first, engine), owner(config) as (second, _):
-            mine = Client(first, request("c§cmpl-1-0", cache_salt="key1"))
+            mine = Client(first, request("c§0¶cmpl-1", cache_salt="key1"))
             engine.emit(await engine.next_run(), 0, 5, 6)
             await until(lambda: mine.tokens == [5, 6], "two tokens")
-            others = [Client(second, request(f"c§cmpl-1-{n}", cache_salt=f"key{n}")) for n in (1, 2)]
-            await until(lambda: second.num_requests == 2, "all requests")
+            others = [Client(second, request(f"c§{n}¶cmpl-1", cache_salt=f"key{n}")) for n in (1, 2)]
+            others.append(Client(second, request("c§cmpl-1-1", cache_salt="key1")))
+            await until(lambda: second.num_requests == 3, "all requests")
             answers = await first.abort_requests(["cmpl-1"], "key1")
-            assert sorted(answers) == [("cmpl-1-0", 2), ("cmpl-1-1", 0)]
+            assert sorted(answers) == [("c§0¶cmpl-1", 2), ("c§1¶cmpl-1", 0)]
             assert [await mine.end(), await others[0].end()] == [[5, 6], []]
             last = mine.deltas[-1]
             assert (last.finish_reason, last.first_index, last.seed) == ("abort", 2, request_seed(7, 0))
             assert "no answer" not in caplog.text
             await ScriptedNode(config, "n").store.beat_owner("silent", 1, 5.0)
             await ScriptedNode(config, "n").store.create_inbox("{default}:out:silent")
-            assert await first.abort_requests(None) == [("cmpl-1-2", 0)]
+            assert await first.abort_requests(None) == [("c§2¶cmpl-1", 0), ("c§cmpl-1-1", 0)]
             assert "no answer of silent within 1 s" in caplog.text
             await others[1].end()
+            await others[2].end()
 
     asyncio.run(run())
 

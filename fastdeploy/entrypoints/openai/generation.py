@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import UNSET
 
 from fastdeploy.core.faults import fault_point
-from fastdeploy.core.generation_request import GenerationRequest, without_client_mark
+from fastdeploy.core.generation_request import GenerationRequest, without_marks
 from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -108,12 +108,12 @@ class Generation:
                         raise GenerationFailed(delta.error)
 
     def _update(self, delta: TokenDelta) -> ChoiceUpdate | None:
-        index = delta.index
+        index, choice_index = delta.index, self._prompt_index * self.request.params.n + delta.index
         fault_point("detokenise", delta.request_id)
         text = self._assemblers[index].push(delta)
         self._num_tokens[index] += len(delta.token_ids)
         if delta.finish_reason is not None:
-            self._record(delta, delta.finish_reason)
+            self._record(choice_index, delta, delta.finish_reason)
         if delta.error is not None:
             if not text and not delta.token_ids:
                 return None
@@ -122,18 +122,17 @@ class Generation:
         self._started[index] = True
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
-        choice_index = self._prompt_index * self.request.params.n + index
         update = ChoiceUpdate(self._prompt_index, choice_index, text, delta, is_first)
         if is_first:
             update.prompt_logprobs = self._prompt_logprobs
         return update
 
-    def _record(self, delta: TokenDelta, finish_reason: str) -> None:
+    def _record(self, choice_index: int, delta: TokenDelta, finish_reason: str) -> None:
         if delta.metrics is not None:
             self._recorder.record(
                 make_record(
-                    without_client_mark(delta.request_id),
-                    delta.index,
+                    without_marks(delta.request_id),
+                    choice_index,
                     len(self.request.prompt_token_ids),
                     self._num_tokens[delta.index],
                     finish_reason,

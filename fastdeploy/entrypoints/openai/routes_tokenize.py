@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.generation_request import without_marks, without_prompt_number
 from fastdeploy.core.panics import RustPanicError
 from fastdeploy.detokenize.preprocess import (
     MAX_LONG_TEXT_LENGTH,
@@ -102,7 +104,11 @@ class DetokenizeResponse(ResponseBody, kw_only=True):
 
 
 class AbortedRequest(ResponseBody, kw_only=True):
-    """A request that was aborted."""
+    """A request that was aborted.
+
+    Attributes:
+        num_generated_tokens: of all prompts and choices
+    """
 
     request_id: str
     num_generated_tokens: int
@@ -149,10 +155,16 @@ async def abort_requests(request: Request) -> Response:
     engine_ids = None if body.abort_all else [prefix + req_id for req_id in req_ids for prefix in ID_PREFIXES]
     client = client_of(request.scope)
     aborted = await server.scheduler.abort_requests(engine_ids, "" if client.is_admin else client.salt)
-    found = {name for request_id, _ in aborted for name in (request_id, request_id.rpartition("-")[0])}
+    num_tokens: Counter[str] = Counter()
+    for engine_id, count in aborted:
+        num_tokens[without_prompt_number(engine_id)] += count
+    found = set(map(without_marks, num_tokens))
     return json_response(
         AbortResponse(
-            aborted=[AbortedRequest(request_id=name, num_generated_tokens=count) for name, count in aborted],
+            aborted=[
+                AbortedRequest(request_id=without_marks(name), num_generated_tokens=count)
+                for name, count in num_tokens.items()
+            ],
             not_found=[req_id for req_id in req_ids if not any(prefix + req_id in found for prefix in ID_PREFIXES)],
         )
     )

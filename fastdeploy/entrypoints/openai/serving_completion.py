@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from msgspec import UNSET
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.generation_request import add_prompt_number
 from fastdeploy.core.json_types import with_integers
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.sampling_params import SamplingParams
@@ -131,7 +132,7 @@ class ServingCompletion(ChoiceServing):
         return prompts
 
     def _id(self, index: int) -> str:
-        return self.response_id if len(self._prompts) == 1 else f"{self.response_id}-{index}"
+        return self.response_id if len(self._prompts) == 1 else add_prompt_number(self.response_id, index)
 
     def _echo(self, update: ChoiceUpdate) -> str:
         return self._echoed_text(update.prompt_index) if self.body.echo and update.is_first else ""
