@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,11 +14,11 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastdeploy.core.errors import InvalidRequestError, TemplateLimitError
 from fastdeploy.core.json_types import check_json, replace_surrogates
 from fastdeploy.detokenize.null_content import compares_content_with_none
+from fastdeploy.detokenize.template_guard import GuardedEnvironment, limited
 from fastdeploy.detokenize.template_probes import TemplateTraits, probe_template
 from fastdeploy.detokenize.template_text import constant_text, has_constant
 
@@ -27,7 +26,7 @@ Messages = Sequence[Mapping[str, Any]]
 MAX_CPU_S = 2.0  # for rendering one conversation
 MAX_OUTPUT_LENGTH = 2**24  # characters, for callers without a limit of their own
 MAX_ERROR_LENGTH = 500  # characters
-PIECES_PER_CHECK = 1024  # of the processor time; a piece is what one expression of the template prints
+MAX_TIME_PATTERN_LENGTH = 256
 
 
 def render_template(
@@ -42,7 +41,8 @@ def render_template(
     no_content = None if compiled.compares_content_with_none else ""
     values = {**variables, "messages": [_for_template(message, no_content) for message in messages]}
     try:
-        return _join(compiled.template.generate(values), max_length)
+        with limited(MAX_CPU_S):
+            return _join(compiled.template.generate(values), max_length)
     except (InvalidRequestError, MemoryError):
         raise
     except jinja2.TemplateError as error:
@@ -52,22 +52,15 @@ def render_template(
 
 
 def _join(pieces: Iterable[str], max_length: int) -> str:
-    """Return the text of the pieces that a template prints; stop it when it exceeds a limit."""
-    length, begin_s = 0, _cpu_time_s()
+    """Return the text of the pieces that a template prints; stop it when there are too many."""
+    length = 0
     text: list[str] = []
     for piece in pieces:
         text.append(piece)
         length += len(piece)
         if length > max_length:
             raise TemplateLimitError("messages", f"the chat template renders more than {max_length} characters")
-        if len(text) % PIECES_PER_CHECK == 0 and _cpu_time_s() - begin_s > MAX_CPU_S:
-            raise TemplateLimitError("messages", f"rendering them takes more than {MAX_CPU_S:g} s of processor time")
     return "".join(text)
-
-
-def _cpu_time_s() -> float:
-    """Return the processor time of this thread."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_utime
 
 
 def _message(error: Exception) -> str:
@@ -182,20 +175,27 @@ def _compile(template: str) -> _CompiledTemplate:
         tree = _environment().parse(template)
         compares, constants = compares_content_with_none(tree), constant_text(tree)
         knows_developer = has_constant(tree, "developer")
-        return _CompiledTemplate(_environment().from_string(tree), compares, constants, knows_developer)
+        return _CompiledTemplate(_environment().compile_guarded(tree), compares, constants, knows_developer)
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
         raise InvalidRequestError("chat_template", f"cannot be compiled: {_message(error)}") from error
 
 
 @lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> GuardedEnvironment:
+    environment = GuardedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    environment.globals["strftime_now"] = _strftime_now
+    environment.guard_filters()
     return environment
+
+
+def _strftime_now(pattern: str) -> str:
+    if len(pattern) > MAX_TIME_PATTERN_LENGTH:  # a field may have a width, and the result 256 times this length
+        raise ValueError(f"strftime_now: expected a pattern of at most {MAX_TIME_PATTERN_LENGTH} characters")
+    return datetime.now().strftime(pattern)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
