@@ -8,11 +8,7 @@ checks its size first (`template_sizes.py`).
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import count
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
@@ -23,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup, escape
 
-from fastdeploy.core.errors import TemplateLimitError
+from fastdeploy.detokenize.template_budget import BUDGET, tick
 from fastdeploy.detokenize.template_sizes import (
     FILTERS,
     MAX_BITS,
@@ -31,7 +27,6 @@ from fastdeploy.detokenize.template_sizes import (
     GuardedEscapeFormatter,
     GuardedFormatter,
     check_printed,
-    check_size,
     divide,
     guarded_method,
     modulo,
@@ -40,72 +35,20 @@ from fastdeploy.detokenize.template_sizes import (
     to_text,
 )
 
-MAX_TOTAL_SIZE = 2**29  # characters of all values that a template makes
 SMALL_SIZE = 1024  # characters; shorter texts do not count, because making one takes longer than its memory is worth
 MAX_PARTS = 16  # of a sum that is made at once
-TICKS_PER_CHECK = 64  # of the processor time, which takes a microsecond to read
 _TICK, _ADD, _KEEP = "guard: tick", "guard: add", "guard: keep"  # filters, whose names no template can write
-_CHEAP = {
-    "abs",
-    "attr",
-    "count",
-    "d",
-    "default",
-    "first",
-    "float",
-    "items",
-    "last",
-    "length",
-    "lower",
-    "safe",
-    "trim",
+_UNGUARDED = {  # their time and result are at most linear in their input
+    *("abs", "attr", "count", "d", "default", "first", "float", "items", "last", "length", "lower", "safe", "trim"),
     "upper",
 }
+_SELECTIONS = ("select", "reject", "selectattr", "rejectattr")
 _MADE_OF_ARGUMENTS = ("varargs", "kwargs")
 
 
-class _Budget(threading.local):
-    """What is left of the limits of the template that this thread renders; without one there is no limit."""
-
-    cpu_end_s: float = float("inf")
-    size: float = float("inf")
-    max_cpu_s: float = 0.0
-
-    def check_time(self) -> None:
-        if time.thread_time() > self.cpu_end_s:
-            raise TemplateLimitError(
-                "messages", f"rendering them takes more than {self.max_cpu_s:g} s of processor time"
-            )
-
-    def spend(self, size: int) -> None:
-        check_size(size)
-        self.size -= size
-        if self.size < 0:
-            raise TemplateLimitError(
-                "messages", f"the chat template makes more than {MAX_TOTAL_SIZE} characters in all"
-            )
-
-
-_budget = _Budget()
-_ticks = count(1)  # of all threads, so that a tick needs no state of its thread
-
-
-@contextmanager
-def limited(max_cpu_s: float) -> Iterator[None]:
-    """Limit what this thread renders meanwhile."""
-    _budget.size, _budget.max_cpu_s = MAX_TOTAL_SIZE, max_cpu_s
-    _budget.cpu_end_s = time.thread_time() + max_cpu_s
-    try:
-        yield
-    finally:
-        del _budget.size, _budget.cpu_end_s, _budget.max_cpu_s
-
-
 @pass_context  # so that the compiler does not evaluate it
-def _tick(context: Context | None = None, value: Any = None) -> bool:
-    """Count one repetition; raise TemplateLimitError if the template has taken too much time."""
-    if not next(_ticks) % TICKS_PER_CHECK:
-        _budget.check_time()
+def _tick(context: Context, value: Any) -> bool:
+    tick()
     return True
 
 
@@ -117,7 +60,7 @@ def _add(context: Context, *parts: Any) -> Any:
             return _add_one_by_one(*parts)
     text = "".join(parts)
     if len(text) > SMALL_SIZE:
-        _budget.spend(len(text))
+        BUDGET.spend(len(text))
     return text
 
 
@@ -125,27 +68,27 @@ def _add_one_by_one(total: Any, *parts: Any) -> Any:
     for part in parts:
         total = total + part
         if type(total) is not int:
-            _budget.spend(check_printed(total))
+            BUDGET.spend(check_printed(total))
     return total
 
 
 @pass_context
 def _keep(context: Context, value: Any) -> Any:
     """Return a container that the template has made, if its size is within the limits."""
-    _budget.spend(check_printed(value))
+    BUDGET.spend(check_printed(value))
     return value
 
 
 def _join(parts: Iterable[Any]) -> str:
     """Return the texts of all parts, joined."""
     texts = [to_text(part) for part in parts]
-    _budget.spend(sum(map(len, texts)))
+    BUDGET.spend(sum(map(len, texts)))
     return "".join(texts)
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     made = dict(*args, **kwargs)
-    _budget.spend(check_printed(made))
+    BUDGET.spend(check_printed(made))
     return made
 
 
@@ -166,20 +109,23 @@ _FUNCTIONS = {"str": to_text, "str_join": _join, "markup_join": _join_markup, "e
 """Functions that compiled templates call to make texts."""
 
 
-def _counted(items: Iterator[Any]) -> Iterator[Any]:
+def _counted(items: Iterable[Any]) -> Iterator[Any]:
     """Yield items that a filter makes one by one, as a loop."""
     for item in items:
-        _tick()
+        tick()
         yield item
 
 
-def _guarded_filter(function: Callable[..., Any], check: Callable[..., None] | None) -> Callable[..., Any]:
+def _guarded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that checks its arguments and its result, and counts as a repetition."""
+    check, is_selection = FILTERS.get(name), name in _SELECTIONS
     argument = _FIRST_ARGUMENTS.get(getattr(getattr(function, "jinja_pass_arg", None), "name", ""))
 
     @pass_context
     def guarded(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        _tick()
+        tick()
+        if is_selection and value:
+            value = _counted(value)  # it may yield nothing for a long time
         if check is not None:
             value = list(value) if isinstance(value, Iterator) else value
             check(value, *args, **kwargs)
@@ -202,10 +148,10 @@ def _checked(result: Any) -> Any:
     """Return the result of a filter, if its size is within the limits."""
     if type(result) is str:
         if len(result) > SMALL_SIZE:
-            _budget.spend(len(result))
+            BUDGET.spend(len(result))
         return result
     if isinstance(result, (str, list, tuple, dict)):
-        _budget.spend(check_printed(result))
+        BUDGET.spend(check_printed(result))
     return _counted(result) if isinstance(result, Iterator) else result
 
 
@@ -225,8 +171,8 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
     def guard_filters(self) -> None:
         """Guard the filters that the environment has; it must be called after the last one is set."""
         for name, function in self.filters.items():
-            if name not in _CHEAP:
-                self.filters[name] = _guarded_filter(function, FILTERS.get(name))
+            if name not in _UNGUARDED:
+                self.filters[name] = _guarded_filter(name, function)
         self.filters |= {_TICK: _tick, _ADD: _add, _KEEP: _keep}
 
     def compile_guarded(self, tree: nodes.Template) -> jinja2.Template:

@@ -18,7 +18,8 @@ from jinja2.parser import Parser
 from fastdeploy.core.errors import InvalidRequestError, TemplateLimitError
 from fastdeploy.core.json_types import check_json, replace_surrogates
 from fastdeploy.detokenize.null_content import compares_content_with_none
-from fastdeploy.detokenize.template_guard import GuardedEnvironment, limited
+from fastdeploy.detokenize.template_budget import limited
+from fastdeploy.detokenize.template_guard import GuardedEnvironment
 from fastdeploy.detokenize.template_probes import TemplateTraits, probe_template
 from fastdeploy.detokenize.template_text import constant_text, has_constant
 

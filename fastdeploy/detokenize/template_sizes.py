@@ -18,8 +18,8 @@ from jinja2.utils import Namespace
 from markupsafe import EscapeFormatter
 
 from fastdeploy.core.errors import TemplateLimitError
+from fastdeploy.detokenize.template_budget import BUDGET, MAX_SIZE, check_size
 
-MAX_SIZE = 2**24  # characters of one value, as it would be printed
 MAX_SLOW_SIZE = 2**18  # characters of the input of filters that are written in Python
 MAX_DEPTH = 256  # containers in each other; printing, comparing and writing JSON recurse
 MAX_BITS = 2**16  # of integers, whose multiplication and division take more than linear time
@@ -31,12 +31,6 @@ _NUMBER = re.compile("[0-9]+")
 _FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*([0-9]{1,18})?(?:\.([0-9]{1,18}))?")  # of the operator %
 _SCALARS = (int, float, type(None), Undefined)
 _VIEWS = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
-
-
-def check_size(size: int) -> None:
-    """Raise TemplateLimitError if a value of so many characters is too large."""
-    if size > MAX_SIZE:
-        raise TemplateLimitError("messages", f"the chat template makes a value of more than {MAX_SIZE} characters")
 
 
 def check_printed(*values: Any, limit: int = MAX_SIZE) -> int:
@@ -52,9 +46,10 @@ def check_printed(*values: Any, limit: int = MAX_SIZE) -> int:
             elif isinstance(item, _VIEWS):
                 parts.extend(item)
             elif isinstance(item, Namespace):
-                parts.append(vars(item))
+                parts.append(object.__getattribute__(item, "_Namespace__attrs"))  # which are all that it prints
             if size + BYTES_PER_ITEM * len(parts) > limit:
                 check_size(MAX_SIZE + 1)
+        BUDGET.check_time()
         level, depth = parts, depth + 1
         if depth > MAX_DEPTH:
             raise TemplateLimitError("messages", f"the chat template nests more than {MAX_DEPTH} containers")
