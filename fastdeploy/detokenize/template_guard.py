@@ -67,8 +67,8 @@ def _add(context: Context, *parts: Any) -> Any:
 def _add_one_by_one(total: Any, *parts: Any) -> Any:
     for part in parts:
         total = total + part
-        if type(total) is not int:
-            BUDGET.spend(check_printed(total))
+        if not isinstance(total, int):  # templates make long lists by adding an item to those before
+            BUDGET.spend(check_printed(part if isinstance(total, (list, tuple)) else total))
     return total
 
 

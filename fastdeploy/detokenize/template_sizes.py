@@ -259,8 +259,8 @@ FILTERS: dict[str, Callable[..., None]] = {
     "int": _check_int,
     "wordwrap": _check_wrapped,
     "tojson": _check_json,
-    **dict.fromkeys(("sort", "unique", "min", "max", "groupby", "dictsort", "string", "list"), _check_items),
-    **dict.fromkeys(("escape", "e", "forceescape", "random", "reverse"), _check_items),
+    **dict.fromkeys(("sort", "unique", "min", "max", "groupby", "dictsort", "string"), _check_items),
+    **dict.fromkeys(("escape", "e", "forceescape"), _check_items),
     **dict.fromkeys(("urlize", "striptags", "title", "wordcount", "urlencode", "xmlattr", "pprint"), _check_slow),
 }
 """Filters whose time or result can be much larger than their input: checks of the arguments."""

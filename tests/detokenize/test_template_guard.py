@@ -203,10 +203,14 @@ def test_a_limit_holds_for_its_thread_and_its_template_only(monkeypatch: pytest.
     assert results == ["done"]
 
 
-def test_a_long_conversation_is_far_from_the_limits() -> None:
-    template = (
-        "{% set ns = namespace(text='') %}{% for m in messages %}{% set ns.text = ns.text + m.role + m.content %}"
-        "{% endfor %}{{ ns.text | trim }}"
-    )
-    messages = [{"role": "user", "content": "x" * 200}] * 2000  # each step copies the text so far
-    assert len(render_template(template, messages, {})) == 2000 * 204
+def test_long_conversations_are_within_the_limits_even_if_each_step_copies_what_came_before() -> None:
+    messages = [{"role": "user", "content": "x" * 200}] * 2000
+    for begin, step, end in (
+        ("''", "m.role + m.content", ""),
+        ("[]", "[m]", " | map(attribute='content') | join('-us-')"),
+    ):
+        template = (
+            f"{{% set ns = namespace(x={begin}) %}}{{% for m in messages %}}{{% set ns.x = ns.x + {step} %}}"
+            f"{{% endfor %}}{{{{ ns.x{end} }}}}"
+        )
+        assert len(render_template(template, messages, {})) == 2000 * 204 - (4 if end else 0)
