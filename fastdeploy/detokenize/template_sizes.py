@@ -52,7 +52,9 @@ def check_printed(*values: Any, limit: int = MAX_SIZE) -> int:
         BUDGET.check_time()
         level, depth = parts, depth + 1
         if depth > MAX_DEPTH:
-            raise TemplateLimitError("messages", f"the chat template nests more than {MAX_DEPTH} containers")
+            raise TemplateLimitError(
+                "messages", f"the chat template uses more than {MAX_DEPTH} containers in each other"
+            )
     return size
 
 
