@@ -147,7 +147,7 @@ def _check_tabs(text: Any, tabsize: Any = 8) -> None:
     check_size(check_printed(text) * max(1, int(tabsize)))
 
 
-def _check_replace(text: Any, old: Any, new: Any, *count: Any) -> None:
+def _check_replace(text: Any, old: Any, new: Any, count: Any = None) -> None:
     text, old, new = to_text(text), to_text(old), to_text(new)
     check_size(len(text) + text.count(old) * len(new))
 
@@ -161,8 +161,8 @@ def _check_translate(text: Any, table: Any) -> None:
     check_size(check_printed(text) * max((check_printed(value) for value in values), default=0))
 
 
-def _check_items(container: Any, *others: Any) -> None:
-    check_printed(container, *others)
+def _check_items(container: Any, *others: Any, **options: Any) -> None:
+    check_printed(container, *others, *options.values())
 
 
 def _check_fromkeys(mapping: Any, keys: Any, value: Any = None) -> None:
@@ -202,8 +202,8 @@ def _check_format(pattern: Any, *args: Any, **kwargs: Any) -> None:
     _check_percent(to_text(pattern), kwargs or args)
 
 
-def _check_joined(items: Any, separator: Any = "", attribute: Any = None) -> None:
-    _check_join(separator, items)
+def _check_joined(items: Any, d: Any = "", attribute: Any = None) -> None:
+    _check_join(d, items)
 
 
 def _check_sum(items: Any, attribute: Any = None, start: Any = 0) -> None:
@@ -231,7 +231,13 @@ def _check_slow(*args: Any, **kwargs: Any) -> None:
     check_printed(*args, *kwargs.values(), limit=MAX_SLOW_SIZE)
 
 
-def _check_wrapped(text: Any, width: Any = 79, break_long_words: Any = True, wrapstring: Any = None, **_: Any) -> None:
+def _check_wrapped(
+    text: Any,
+    width: Any = 79,
+    break_long_words: Any = True,
+    wrapstring: Any = None,
+    break_on_hyphens: Any = True,
+) -> None:
     _check_slow(text)
     if wrapstring is not None:
         check_size(check_printed(text) * check_printed(wrapstring))

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from typing import Any
 
+import jinja2.filters
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -214,3 +216,46 @@ def test_long_conversations_are_within_the_limits_even_if_each_step_copies_what_
             f"{{% endfor %}}{{{{ ns.x{end} }}}}"
         )
         assert len(render_template(template, messages, {})) == 2000 * 204 - (4 if end else 0)
+
+
+VALUES: list[Any] = [
+    "ab <c> a b",
+    ["b", "a"],
+    [{"a": 2}, {"a": 1}],
+    [3, 1, 2],
+    2.345,
+    {"b": 1, "a": 2},
+    "17",
+    None,
+    True,
+]
+ARGUMENTS: dict[str, Any] = {
+    **{"old": "a", "new": "<b>", "name": "a", "attribute": "a", "linecount": 2, "slices": 2, "default_value": 1},
+    **{"d": "; ", "width": 5, "length": 4, "count": 1, "base": 16, "precision": 1, "fill_with": "x"},
+}
+POSITIONAL = ("map", "select", "reject", "selectattr", "rejectattr", "format")  # take any arguments
+FILTERS = sorted(set(jinja2.filters.FILTERS) - {"random", "lipsum", *POSITIONAL, "tojson"})
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters_take_the_arguments_of_jinja_by_name_and_by_position(name: str) -> None:
+    function = jinja2.filters.FILTERS[name]
+    signature = inspect.signature(inspect.unwrap(function))
+    parameters = [p for p in signature.parameters.values() if p.name not in ("context", "environment", "env", "eval_ctx")][1:]
+    given = {p.name: ARGUMENTS.get(p.name, p.default) for p in parameters}
+    required = [p.name for p in parameters if p.default is p.empty]
+    used = {**{p: f"{p}={p}" for p in required}}
+    calls = [", ".join([*used.values()]), *(", ".join([*used.values(), f"{p}={p}"]) for p in given if p not in used)]
+    calls += [", ".join(given), ", ".join(f"{p}={p}" for p in given)]
+    plain = ImmutableSandboxedEnvironment()
+    num_compared = 0
+    for call in dict.fromkeys(calls):
+        template = f"{{% set r = v | {name}({call}) %}}{{{{ (r | list) if r is iterable and r is not string else r }}}}"
+        for value in VALUES:
+            try:
+                expected = plain.from_string(template).render(v=value, **given)
+            except Exception:  # the filter does not take this value
+                continue
+            assert render_template(template, MESSAGES, {"v": value, **given}) == expected, (call, value)
+            num_compared += 1
+    assert num_compared
