@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fastdeploy.config.family_defaults import TRANSFORMERS
 from fastdeploy.config.flags import FLAG_BY_NAME, FlagClass
-from fastdeploy.config.model_config import ARCHITECTURE_DEFAULTS
 from fastdeploy.config.rope_config import SUPPORTED_ROPE_KINDS
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
@@ -24,7 +24,7 @@ PARTLY_HONOURED = {"cache_transfer_protocol", "scheduler_name"}  # the page name
 
 
 def test_models_page_names_every_architecture_rope_rule_hub_and_file() -> None:
-    assert set(re.findall(r"`(\w+ForCausalLM)`", MODELS)) - {"Ernie4_5_ForCausalLM"} == set(ARCHITECTURE_DEFAULTS)
+    assert set(re.findall(r"`(\w+ForCausalLM)`", MODELS)) - {"Ernie4_5_ForCausalLM"} == set(TRANSFORMERS)
     for name in (*SUPPORTED_ROPE_KINDS, *HUBS, *(hub.package for hub in HUBS.values()), *SENTENCEPIECE_FILES):
         assert name in MODELS, name
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastdeploy.config.checkpoint_json import check_values
+from fastdeploy.config.family_defaults import FamilyDefaults, find_defaults
 from fastdeploy.config.flag import Flag, integer, number, switch
 from fastdeploy.core.errors import ConfigError
 
@@ -48,6 +49,13 @@ EXPERTS_KEYS: Mapping[str, Flag] = {
     "norm_topk_prob": switch(),
 }
 """Keys of config.json that are used, and their values."""
+
+KEYS_OF_SIZES: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "Ernie4_5_MoeForCausalLM": (("num_experts", "moe_num_experts"), ("num_experts_per_tok", "moe_k")),
+    "Qwen3MoeForCausalLM": (("num_local_experts", "num_experts"),),
+    "Glm4MoeForCausalLM": (("num_local_experts", "n_routed_experts"),),
+}
+"""Spellings of one size in each family; the first one counts if several are there, as in transformers."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,8 @@ class ExpertsConfig:
 class _Keys:
     """Values of config.json, whose types and ranges are checked."""
 
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+    def __init__(self, raw: Mapping[str, Any], defaults: FamilyDefaults, where: str) -> None:
+        self.defaults = defaults
         self._raw, self._where = raw, where
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -113,12 +122,10 @@ class _Keys:
 
     def needed(self, *keys: str) -> int:
         """Return the value of the first of these keys that is there."""
-        found = {key: self._raw[key] for key in keys if self._raw.get(key) is not None}
-        if not found:
-            raise self.error(keys[0], f"expected {EXPERTS_KEYS[keys[0]].expected}, got None")
-        if len(set(found.values())) > 1:
-            raise self.error(keys[0], f"{' and '.join(map(str, found))} differ: {list(found.values())}")
-        return int(next(iter(found.values())))
+        for key in keys:
+            if (value := self._raw.get(key)) is not None:
+                return int(value)
+        raise self.error(keys[-1], f"expected {EXPERTS_KEYS[keys[-1]].expected}, got None")
 
     def expect(self, values: Mapping[str, Any]) -> None:
         """Refuse other values of these keys; a key that is absent or null is as expected."""
@@ -147,7 +154,7 @@ def parse_experts(raw: Mapping[str, Any], architecture: str, num_layers: int, wh
     if architecture.startswith("Ernie"):
         _refuse_lists(raw, where)
     check_values(raw, EXPERTS_KEYS, where)
-    experts = parse(_Keys(raw, where), num_layers)
+    experts = parse(_Keys(raw, find_defaults(raw, architecture), where), num_layers)
     _check_sizes(experts, "moe_k" if parse is _ernie else "num_experts_per_tok", where)
     return experts
 
@@ -173,11 +180,11 @@ def _ernie(keys: _Keys, num_layers: int) -> ExpertsConfig:
     first, last = keys.get("moe_layer_start_index", 1), keys.get("moe_layer_end_index", -1)
     last, interval = num_layers - 1 if last == -1 else last, keys.get("moe_layer_interval", 1)
     return ExpertsConfig(
-        num_experts=keys.needed("moe_num_experts"),
+        num_experts=keys.needed("num_experts", "moe_num_experts"),
         width=width,
-        shared_width=width * keys.get("moe_num_shared_experts", 0),
+        shared_width=width * keys.get("moe_num_shared_experts", keys.defaults.moe_num_shared_experts),
         has_correction_bias=True,
-        rule=RouterRule(keys.needed("moe_k"), "softmax", normalisation="clamp", epsilon=epsilon),
+        rule=RouterRule(keys.needed("num_experts_per_tok", "moe_k"), "softmax", normalisation="clamp", epsilon=epsilon),
         sparse_layers=tuple((i + 1) % interval == 0 and first <= i <= last for i in range(num_layers)),
     )
 
@@ -186,7 +193,7 @@ def _qwen3(keys: _Keys, num_layers: int) -> ExpertsConfig:
     step, dense = keys.get("decoder_sparse_step", 1), set(keys.get("mlp_only_layers", []))
     normalisation: Literal["add", "none"] = "add" if keys.get("norm_topk_prob", False) else "none"
     return ExpertsConfig(
-        num_experts=keys.needed("num_experts", "num_local_experts"),
+        num_experts=keys.needed("num_local_experts", "num_experts"),
         width=keys.needed("moe_intermediate_size"),
         shared_width=0,
         has_correction_bias=False,
@@ -201,7 +208,7 @@ def _glm4(keys: _Keys, num_layers: int) -> ExpertsConfig:
     dense, step = keys.get("first_k_dense_replace", 1), keys.get("moe_layer_freq", 1)
     is_normalised = keys.get("norm_topk_prob", True)
     return ExpertsConfig(
-        num_experts=keys.needed("n_routed_experts", "num_local_experts"),
+        num_experts=keys.needed("num_local_experts", "n_routed_experts"),
         width=width,
         shared_width=width * keys.get("n_shared_experts", 1),
         has_correction_bias=True,

@@ -3,17 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
 from fastdeploy.config.experts_config import ExpertsConfig, parse_experts
+from fastdeploy.config.family_defaults import TRANSFORMERS, FamilyDefaults, find_defaults
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, read_quantization, refuse_foreign_folder
 from fastdeploy.config.packed_checkpoint import PackedHeader, read_packed_header
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
+from fastdeploy.config.unused_keys import unused_keys
+from fastdeploy.config.weight_files import (
+    EMBEDDING,
+    HEAD,
+    StoredTensor,
+    have_equal_values,
+    read_headers,
+    unused_tensors,
+)
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
 from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, RANGES
 
@@ -24,46 +35,14 @@ ContextLength = int | Literal["auto"] | None
 DEFAULT_MAX_MODEL_LEN = 2048
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft", "demo/moe": _DEMO_MODEL / "moe"}
+_NUM_SHOWN = 4  # names of tensors that are not used
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
+_RUN_AS = {"float16": "bfloat16", "half": "bfloat16", "float64": "float32", "double": "float32", "float": "float32"}
+_STORED_DTYPES = {"BF16": "bfloat16", "U16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
-@dataclass(frozen=True)
-class ArchitectureDefaults:
-    """Defaults of an architecture for keys that config.json omits.
-
-    Attributes:
-        may_slide: layers have a sliding window only if use_sliding_window says so.
-        slides_everywhere: then all of them have it, whatever max_window_layers says.
-    """
-
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
-    max_position_embeddings: int = 2048
-    tie_word_embeddings: bool = False
-    head_dim: int | None = None
-    may_slide: bool = False
-    slides_everywhere: bool = False
-    partial_rotary_factor: float = 1.0
-
-
-_ERNIE = ArchitectureDefaults(
-    rope_theta=500000.0, rms_norm_eps=1e-5, max_position_embeddings=131072, tie_word_embeddings=True, head_dim=128
-)
-ARCHITECTURE_DEFAULTS: dict[str, ArchitectureDefaults] = {
-    "LlamaForCausalLM": ArchitectureDefaults(),
-    "Qwen2ForCausalLM": ArchitectureDefaults(max_position_embeddings=32768, may_slide=True),
-    "Qwen3ForCausalLM": ArchitectureDefaults(max_position_embeddings=32768, head_dim=128, may_slide=True),
-    "Ernie4_5ForCausalLM": _ERNIE,
-    "Ernie4_5_MoeForCausalLM": _ERNIE,
-    "Qwen3MoeForCausalLM": ArchitectureDefaults(
-        max_position_embeddings=32768, head_dim=128, may_slide=True, slides_everywhere=True
-    ),
-    "Glm4MoeForCausalLM": ArchitectureDefaults(
-        rms_norm_eps=1e-5, max_position_embeddings=131072, head_dim=128, partial_rotary_factor=0.5
-    ),
-}
 _LAYOUT_MARKS = ("paddlenlp_version", "transformers_version", "torch_dtype")  # PaddleNLP keeps the keys of others
 _ARCHITECTURE_ALIASES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 
@@ -97,7 +76,7 @@ class ModelConfig:
 
     Attributes:
         path: directory of the checkpoint.
-        architecture: `architectures[0]` of config.json, one of `ARCHITECTURE_DEFAULTS`.
+        architecture: `architectures[0]` of config.json, one of `family_defaults.TRANSFORMERS`.
         vocab_size: rows of the embedding and of the head; the tokenizer may have fewer tokens.
         head_dim: size of an attention head; heads * head_dim may differ from hidden_size.
         attention_bias, mlp_bias, use_bias, use_qk_norm: keys of config.json; each architecture reads some of them.
@@ -111,6 +90,7 @@ class ModelConfig:
         has_int8_cache: keys and values are cached in int8 in this run.
         quantization: weight formats that config.json asks for, or to which the weights are packed.
         packed: the header of packed weights, or None if the weights are plain tensors.
+        notes: lines to show at start-up about keys and tensors that have no effect.
     """
 
     path: str
@@ -140,6 +120,7 @@ class ModelConfig:
     has_int8_cache: bool = field(default=False, repr=False)  # repr names the checkpoint
     quantization: QuantizationConfig = field(default=UNQUANTIZED, repr=False)
     packed: PackedHeader | None = field(default=None, repr=False, compare=False)
+    notes: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def kv_cache_dtype(self) -> str:
@@ -208,7 +189,7 @@ class ModelConfig:
 
         Args:
             path: directory that holds config.json.
-            dtype: `auto` (the checkpoint's; float16 runs as bfloat16), `bfloat16` or `float32`.
+            dtype: `auto` (the checkpoint's; float16 runs as bfloat16, float64 as float32), `bfloat16` or `float32`.
             generation_config: `auto` reads generation_config.json, `none` ignores it.
             kv_cache_dtype: `auto` (the run's dtype) or `int8`, which needs dtype bfloat16.
 
@@ -224,42 +205,73 @@ class ModelConfig:
         if generation_config == "auto":
             generation = read_json_object(directory / "generation_config.json", "model")
         packed = read_packed_header(directory)
-        config = parse_model_config(raw, generation or {}, path=str(directory), dtype=packed.dtype if packed else dtype)
         if packed is not None:
+            config = parse_model_config(raw, generation or {}, path=str(directory), dtype=packed.dtype)
             if dtype not in ("auto", packed.dtype):
                 raise ConfigError("dtype", f"{directory} is packed for dtype {packed.dtype}, got {dtype}")
-            config = replace(config, packed=packed, quantization=packed.quantization)
+            is_tied = config.tie_word_embeddings and HEAD.removesuffix(".weight") not in packed.entries
+            formats = packed.quantization
+            config = replace(config, packed=packed, quantization=formats, tie_word_embeddings=is_tied)
+        else:
+            headers = read_headers(directory)
+            stored = _stored_dtype(headers)
+            config = parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype, stored=stored)
+            config = _with_tensors(config, headers)
         if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
             raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
         return replace(config, has_int8_cache=kv_cache_dtype == "int8")
 
 
 def parse_model_config(
-    raw: Mapping[str, Any], generation: Mapping[str, Any], *, path: str = "", dtype: str = "auto"
+    raw: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    *,
+    path: str = "",
+    dtype: str = "auto",
+    stored: str = "float32",
 ) -> ModelConfig:
     """Make a ModelConfig from the contents of config.json and generation_config.json.
+
+    Args:
+        path: directory of the files.
+        dtype: as `from_pretrained` takes it.
+        stored: dtype of the weights in their files, which counts if config.json names none.
 
     Raises:
         ConfigError: an architecture or feature is not supported, or a value is missing or not valid.
     """
+    with _errors_name_the_folder(path):
+        return _parse(raw, generation, path, dtype, stored)
+
+
+@contextmanager
+def _errors_name_the_folder(path: str) -> Iterator[None]:
+    """Make errors about config.json that do not name its folder name the file."""
+    try:
+        yield
+    except ConfigError as error:
+        if path in error.message:
+            raise
+        raise ConfigError(error.field, f"{path}/config.json: {error.message}") from None
+
+
+def _parse(raw: Mapping[str, Any], generation: Mapping[str, Any], path: str, dtype: str, stored: str) -> ModelConfig:
     where = f"{path}/config.json: " if path else ""
     architecture, quantization = _architecture(raw, where), read_quantization(raw, where)
     check_values(raw, MODEL_KEYS, where)
     check_values(generation, GENERATION_KEYS, where.replace("config.json", "generation_config.json"))
     _refuse_unsupported(raw)
-    defaults = ARCHITECTURE_DEFAULTS[architecture]
+    defaults = find_defaults(raw, architecture)
 
-    def count(key: str, default: int | None = None) -> int:
-        return _count(raw, key, where, default)
+    def count(key: str, derived: int | None = None) -> int:
+        return _count(raw, key, where, defaults, derived)
 
     num_heads, hidden_size, vocab_size = count("num_attention_heads"), count("hidden_size"), count("vocab_size")
-    head_dim = count("head_dim", defaults.head_dim or hidden_size // num_heads)
+    head_dim = count("head_dim", hidden_size // num_heads)
     num_kv_heads = count("num_key_value_heads", num_heads)
     _check_heads(num_heads, num_kv_heads, head_dim)
-    num_layers = count("num_hidden_layers")
-    max_positions = count("max_position_embeddings", defaults.max_position_embeddings)
-    checkpoint_dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    tied, eps = raw.get("tie_word_embeddings"), raw.get("rms_norm_eps")
+    num_layers, max_positions = count("num_hidden_layers"), count("max_position_embeddings")
+    rope = parse_rope(raw, head_dim=head_dim, max_position_embeddings=max_positions, defaults=defaults, where=where)
     return ModelConfig(
         path=path,
         architecture=architecture,
@@ -271,29 +283,52 @@ def parse_model_config(
         head_dim=head_dim,
         vocab_size=vocab_size,
         max_position_embeddings=max_positions,
-        rms_norm_eps=float(defaults.rms_norm_eps if eps is None else eps),
-        tie_word_embeddings=defaults.tie_word_embeddings if tied is None else bool(tied),
+        rms_norm_eps=float(defaults.value(raw, "rms_norm_eps")),
+        tie_word_embeddings=bool(defaults.value(raw, "tie_word_embeddings")),
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
         use_bias=bool(raw.get("use_bias", False)),
         use_qk_norm=bool(raw.get("use_qk_norm", False)),
-        rope=parse_rope(
-            raw,
-            head_dim=head_dim,
-            max_position_embeddings=max_positions,
-            theta=defaults.rope_theta,
-            partial=defaults.partial_rotary_factor,
-            where=where,
-        ),
+        rope=rope,
         experts=parse_experts(raw, architecture, num_layers, where),
         sliding_window=_sliding_window(raw, num_layers, defaults),
-        dtype=_run_dtype(dtype, checkpoint_dtype),
+        dtype=_run_dtype(dtype, _checkpoint_dtype(raw, stored)),
         eos_token_ids=_eos_token_ids(raw),
         generation_eos_token_ids=_eos_token_ids(generation),
         generation=_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
         quantization=quantization,
+        notes=tuple(unused_keys(raw, architecture, rope.theta, where)),
     )
+
+
+def _stored_dtype(headers: Mapping[str, StoredTensor]) -> str:
+    """Return the dtype of the first tensor of floats, as transformers takes it."""
+    found = (_STORED_DTYPES[tensor.dtype] for tensor in headers.values() if tensor.dtype in _STORED_DTYPES)
+    return next(found, "float32")
+
+
+def _checkpoint_dtype(raw: Mapping[str, Any], stored: str) -> str:
+    """Return the dtype that config.json names, else that of the files."""
+    named = str(raw.get("dtype") or raw.get("torch_dtype") or "auto").removeprefix("torch.")
+    return stored if named == "auto" else named
+
+
+def _with_tensors(config: ModelConfig, headers: Mapping[str, StoredTensor]) -> ModelConfig:
+    """Return a configuration that the files agree with: without a tied head if they have another one.
+
+    Its notes say that, and which tensors are not used.
+    """
+    notes, is_tied = list(config.notes), config.tie_word_embeddings
+    head = headers.get(HEAD)
+    embedding = next((tensor for name, tensor in headers.items() if EMBEDDING.fullmatch(name)), None)
+    if is_tied and head is not None and embedding is not None and not have_equal_values(head, embedding):
+        is_tied = False
+        notes.append(f"{head.file}: {HEAD} is used, since it differs from the embedding, to which config.json ties it")
+    if unused := unused_tensors(headers, config.num_layers):
+        shown = ", ".join(unused[:_NUM_SHOWN]) + (", ..." if len(unused) > _NUM_SHOWN else "")
+        notes.append(f"{config.path}: {len(unused)} tensors are not used: {shown:.400}")
+    return replace(config, tie_word_embeddings=is_tied, notes=tuple(notes))
 
 
 def _check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
@@ -307,8 +342,8 @@ def _architecture(raw: Mapping[str, Any], where: str) -> str:
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     name = _ARCHITECTURE_ALIASES.get(str(name), name)
-    if name not in ARCHITECTURE_DEFAULTS:
-        supported = ", ".join(ARCHITECTURE_DEFAULTS)
+    if name not in TRANSFORMERS:
+        supported = ", ".join(TRANSFORMERS)
         problem = describe_foreign_architecture(raw, name)
         raise ConfigError("architectures", f"{where}{problem} (supported: {supported})")
     return cast(str, name)
@@ -316,8 +351,8 @@ def _architecture(raw: Mapping[str, Any], where: str) -> str:
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """Refuse features that change the computation and are not supported."""
-    activation = raw.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
+    activation = raw.get("hidden_act")
+    if activation not in (None, "silu", "swish"):
         raise ConfigError("hidden_act", f"activation '{activation}' is not supported (supported: silu)")
     for key, neutral in (
         ("compression_ratio", 1.0),
@@ -331,10 +366,14 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
             raise ConfigError(key, f"only {neutral} is supported, got {raw[key]!r:.100}")
 
 
-def _count(raw: Mapping[str, Any], key: str, where: str, default: int | None) -> int:
-    """Return a size of config.json, whose type and range are checked; 0 can only be a default."""
-    value = raw.get(key)
-    count: int | None = default if value is None else value
+def _count(raw: Mapping[str, Any], key: str, where: str, defaults: FamilyDefaults, derived: int | None) -> int:
+    """Return a size of config.json, whose type and range are checked; 0 can only be a default.
+
+    Args:
+        derived: the size that follows from others, if neither config.json nor the family has one.
+    """
+    value = defaults.value(raw, key) if hasattr(defaults, key) else raw.get(key)
+    count: int | None = derived if value is None else value
     if not count:
         raise ConfigError(key, f"{where}expected {MODEL_KEYS[key].expected}, got {count}")
     return count
@@ -342,30 +381,28 @@ def _count(raw: Mapping[str, Any], key: str, where: str, default: int | None) ->
 
 def _run_dtype(requested: str, checkpoint: str) -> DType:
     if requested == "auto":
-        requested = "bfloat16" if checkpoint in ("float16", "half") else checkpoint
+        requested = _RUN_AS.get(checkpoint, checkpoint)
     if requested not in _DTYPE_NAMES:
         raise ConfigError("dtype", f"'{requested}' is not supported (supported: auto, bfloat16, float32)")
     return _DTYPE_NAMES[requested]
 
 
-def _sliding_window(raw: Mapping[str, Any], num_layers: int, defaults: ArchitectureDefaults) -> int | None:
+def _sliding_window(raw: Mapping[str, Any], num_layers: int, defaults: FamilyDefaults) -> int | None:
     """Return the window if a layer uses it: switch, then layer types, then `max_window_layers`."""
     kinds = raw.get("layer_types")
     if kinds is not None:
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         if unknown:
             raise ConfigError("layer_types", f"layers of type {', '.join(map(repr, unknown))} are not supported")
-    window, may_slide = raw.get("sliding_window"), defaults.may_slide
-    if window is None or not raw.get("use_sliding_window", not may_slide):
+    if not defaults.has_sliding_window or not raw.get("use_sliding_window"):
         return None
+    window = cast("int | None", defaults.value(raw, "sliding_window"))
     if defaults.slides_everywhere:
-        return cast(int, window)
+        return window
     if kinds is not None:
-        slides = "sliding_attention" in kinds
-    else:
-        last = raw.get("max_window_layers")
-        slides = (last if last is not None else 28 if may_slide else 0) < num_layers
-    return window if slides else None
+        return window if "sliding_attention" in kinds else None
+    last = raw.get("max_window_layers")
+    return window if (28 if last is None else last) < num_layers else None
 
 
 def _eos_token_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from math import log
 from typing import Any, Literal, cast, get_args
 
 from fastdeploy.config.checkpoint_json import ROPE_KEYS, check_values
+from fastdeploy.config.family_defaults import FamilyDefaults
 from fastdeploy.core.errors import ConfigError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -61,8 +62,7 @@ def parse_rope(
     *,
     head_dim: int,
     max_position_embeddings: int,
-    theta: float,
-    partial: float = 1.0,
+    defaults: FamilyDefaults,
     where: str = "",
 ) -> RopeConfig:
     """Read the rotary settings of config.json as transformers 4, transformers 5 or PaddleNLP writes them.
@@ -71,8 +71,7 @@ def parse_rope(
         raw: the whole config.json, whose values outside of the object for rotary embeddings have been checked.
         head_dim: size of an attention head.
         max_position_embeddings: context length of config.json.
-        theta: default base of the architecture.
-        partial: the architecture's default share of a head's dimensions that are rotated.
+        defaults: of the family.
         where: the file, as messages begin with it.
 
     Raises:
@@ -81,9 +80,9 @@ def parse_rope(
     params = _rope_parameters(raw)
     check_values(params, ROPE_KEYS, where, "rope_scaling")
     kind = _rope_kind(params)
-    partial = float(_first(params.get("partial_rotary_factor"), raw.get("partial_rotary_factor"), partial))
+    partial = float(_first(params.get("partial_rotary_factor"), defaults.value(raw, "partial_rotary_factor")))
     rotary_dim = _rotary_dim(head_dim, partial)
-    base = float(_first(params.get("rope_theta"), raw.get("rope_theta"), theta))
+    base = float(_first(params.get("rope_theta"), defaults.value(raw, "rope_theta")))
     if base <= 1.0:
         raise ConfigError("rope_theta", f"expected a base above 1, got {base}")
     is_ntk = kind == "default" and raw.get("rope_scaling_type") == "ntk"
@@ -112,7 +111,7 @@ def parse_rope(
         high_freq_factor=_number(params, kind, "high_freq_factor") if kind == "llama3" else 4.0,
         beta_fast=float(params.get("beta_fast") or 32.0),
         beta_slow=float(params.get("beta_slow") or 1.0),
-        truncate=bool(_first(params.get("truncate"), True)),
+        truncate=bool(params.get("truncate", True)),
         attention_factor=_yarn_attention_factor(params, factor) if kind == "yarn" else 1.0,
     )
 
@@ -132,19 +131,21 @@ def _first(*values: Any) -> Any:
 
 
 def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `rope_parameters` (transformers 5), `rope_scaling` (transformers 4) or PaddleNLP's two keys, flat."""
-    params = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    """Return `rope_scaling` (transformers 4), else `rope_parameters` (transformers 5), else PaddleNLP's two keys.
+
+    In transformers 5, `rope_scaling` replaces the whole of `rope_parameters`.
+    """
+    key = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    params = raw.get(key) or {}
     if not params and raw.get("rope_scaling_type") is not None:
         kind = raw["rope_scaling_type"]
         return {"rope_type": _PADDLENLP_KINDS.get(kind, kind), "factor": raw.get("rope_scaling_factor")}
     if not isinstance(params, Mapping):
-        raise ConfigError("rope_scaling", f"expected an object, got {type(params).__name__}")
-    nested = {key: value for key, value in params.items() if isinstance(value, Mapping)}
-    if not nested:
-        return params
-    if set(nested) != {"full_attention"}:
-        raise ConfigError("rope_parameters", f"different settings for {', '.join(sorted(nested))} are not supported")
-    return cast(Mapping[str, Any], nested["full_attention"])
+        raise ConfigError(key, f"expected an object, got {type(params).__name__}")
+    nested = sorted(name for name, value in params.items() if isinstance(value, Mapping))
+    if nested:
+        raise ConfigError(key, f"settings for each kind of layer ({', '.join(nested)}) are not supported")
+    return params
 
 
 def _ntk_rope(base: float, rotary_dim: int, max_position_embeddings: int, factor: float) -> RopeConfig:
@@ -169,8 +170,8 @@ def _number(params: Mapping[str, Any], kind: str, key: str) -> float:
 
 
 def _factor(params: Mapping[str, Any], kind: str, ratio: float) -> float:
-    """Return the scaling factor; yarn's default is the ratio of the two context lengths."""
-    if kind == "yarn" and params.get("factor") is None:
+    """Return the scaling factor; for yarn, null stands for the ratio of the two context lengths."""
+    if kind == "yarn" and params.get("factor", 0) is None:
         return ratio
     return _number(params, kind, "factor")
 

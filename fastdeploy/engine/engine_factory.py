@@ -210,6 +210,8 @@ def _read_model_files(config: EngineConfig) -> EngineSpec:
         generation_config=config.generation_config,
         kv_cache_dtype=config.cache.dtype,
     )
+    for note in model_config.notes:
+        logger.warning("%s", note)
     check_device(model_config)
     config = _fall_back_to_suffix(config, path)
     max_model_len = model_config.choose_max_model_len(config.max_model_len)

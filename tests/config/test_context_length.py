@@ -89,7 +89,8 @@ def test_limit_includes_the_scaling_of_positions(keys: dict[str, Any], limit: in
 
 
 def test_auto_and_the_default_stay_within_a_sliding_window() -> None:
-    config = model(4096, sliding_window=512)
+    sliding = {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1, "max_window_layers": 0}
+    config = model(4096, sliding_window=512, use_sliding_window=True, **sliding)
     assert [config.choose_max_model_len(requested) for requested in ("auto", None)] == [512, 512]
     with pytest.raises(ConfigError, match=r"^sliding_window: .* with --max-model-len 512 or less, got 513$"):
         config.choose_max_model_len(513)

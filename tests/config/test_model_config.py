@@ -24,6 +24,13 @@ MINIMAL: dict[str, Any] = {
     "vocab_size": 100,
 }
 
+QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+
 
 def parse(**changes: Any) -> ModelConfig:
     return parse_model_config({**MINIMAL, **changes}, {})
@@ -75,9 +82,9 @@ def test_dtype_flag_overrides_the_checkpoint() -> None:
 def test_silent_keys_take_the_defaults_of_the_architecture(
     architecture: str, theta: float, eps: float, tied: bool, head_dim: int
 ) -> None:
-    config = parse(architectures=[architecture])
+    config = parse(architectures=[architecture], num_key_value_heads=4)
     assert (config.rope.theta, config.rms_norm_eps, config.tie_word_embeddings) == (theta, eps, tied)
-    assert (config.head_dim, config.num_kv_heads) == (head_dim, 4)
+    assert config.head_dim == head_dim
 
 
 def test_head_dim_may_differ_from_hidden_size_over_heads() -> None:
@@ -137,9 +144,10 @@ def test_other_rope_rules_are_refused_by_name(kind: str) -> None:
     assert f"'{kind}'" in refusal(rope_parameters={"rope_type": kind, "rope_theta": 1e4}).message
 
 
-def test_rope_per_layer_type_is_refused() -> None:
-    settings = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
-    assert "sliding_attention" in refusal(rope_parameters=settings).message
+@pytest.mark.parametrize("kinds", [["full_attention"], ["full_attention", "sliding_attention"]])
+def test_rope_per_layer_type_is_refused(kinds: list[str]) -> None:
+    settings = {kind: {"rope_type": "default"} for kind in kinds}
+    assert ", ".join(kinds) in refusal(rope_parameters=settings).message
 
 
 @pytest.mark.parametrize(
@@ -165,7 +173,7 @@ def test_incomplete_rope_rules_name_the_missing_value(values: dict[str, Any], cu
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"partial_rotary_factor": 0.35}, "partial_rotary_factor"),
-        ({"dtype": "float64"}, "dtype"),
+        ({"dtype": "int8"}, "dtype"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
     ],
 )
@@ -174,7 +182,7 @@ def test_impossible_values_are_refused_by_key(changes: dict[str, Any], field: st
 
 
 def qwen2(**changes: Any) -> ModelConfig:
-    return parse(architectures=["Qwen2ForCausalLM"], sliding_window=32, **changes)
+    return parse(architectures=["Qwen2ForCausalLM"], num_key_value_heads=4, sliding_window=32, **changes)
 
 
 def test_a_sliding_window_counts_only_where_a_layer_uses_it() -> None:
@@ -185,7 +193,30 @@ def test_a_sliding_window_counts_only_where_a_layer_uses_it() -> None:
     assert qwen2(use_sliding_window=True, layer_types=["full_attention"] * 3).sliding_window is None
     mixed = ["full_attention", "sliding_attention", "full_attention"]
     assert qwen2(use_sliding_window=True, layer_types=mixed).sliding_window == 32
-    assert parse(sliding_window=32).sliding_window == 32
+
+
+@pytest.mark.parametrize(
+    ("keys", "note"),
+    [
+        ({"sliding_window": 32}, "sliding_window 32 has no effect: LlamaForCausalLM has no sliding windows"),
+        ({"sliding_window": None}, None),
+        (
+            {"rope_parameters": {"rope_theta": 77.0}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling replaces rope_parameters, whose rope_theta 77.0 has no effect: 10000.0 is used",
+        ),
+        ({"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"type": "linear", "factor": 2.0}}, None),
+        ({"rope_parameters": {"rope_theta": 77.0}, "rope_theta": 5000.0}, None),
+        (
+            {**QWEN3_MOE, "num_local_experts": 4},
+            "num_experts 8 has no effect beside num_local_experts 4",
+        ),
+        ({**QWEN3_MOE, "num_local_experts": 8}, None),
+    ],
+)
+def test_keys_without_effect_are_said_in_one_line(keys: dict[str, Any], note: str | None) -> None:
+    config = parse_model_config({**MINIMAL, **keys}, {}, path="/m")
+    assert config.sliding_window is None
+    assert config.notes == (() if note is None else (f"/m/config.json: {note}",))
 
 
 def test_a_context_within_the_sliding_window_is_accepted_and_beyond_refused() -> None:
@@ -259,7 +290,7 @@ def test_ntk_rope_of_paddlenlp_is_a_larger_base_and_a_longer_context() -> None:
     ("changes", "message"),
     [
         ({"rope_theta": "x"}, "rope_theta: {}: expected a number in [0.0, 1e+30], got 'x'"),
-        ({"rope_theta": 0.5}, "rope_theta: expected a base above 1, got 0.5"),
+        ({"rope_theta": 0.5}, "rope_theta: {}: expected a base above 1, got 0.5"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: {}: expected an integer in [1, 4096], got 1000000000"),
         ({"num_hidden_layers": 2.0}, "num_hidden_layers: {}: expected an integer in [1, 4096], got 2.0"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: {}: expected a number in [1e-12, 1.0], got nan"),
@@ -272,7 +303,10 @@ def test_ntk_rope_of_paddlenlp_is_a_larger_base_and_a_longer_context() -> None:
             {"rope_scaling": {"rope_type": "linear", "factor": float("inf")}},
             "rope_scaling: rope_scaling.factor: {}: expected a number in [1.0, 1000000.0], got inf",
         ),
-        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "rope_scaling: expected a low_"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}},
+            "rope_scaling: {}: expected a low_",
+        ),
     ],
 )
 def test_values_of_other_types_and_ranges_are_refused_by_key_file_and_range(

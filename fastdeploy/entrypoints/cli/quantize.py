@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def main(arguments: list[str]) -> int:
     given = {name: _converted(name, value) for name, value in vars(args).items() if name in FLAG_BY_NAME}
     path = resolve_model_path(args.model, given["revision"] or "")
     config = ModelConfig.from_pretrained(path, dtype=given["dtype"] or "auto", generation_config="none")
+    for note in config.notes:
+        print(note, file=sys.stderr)
     formats = UNQUANTIZED if given["quantization"] is None else QuantizationConfig.from_value(given["quantization"])
     if not formats.is_given and not config.quantization.is_given:
         raise ConfigError("--quantization", "is missing; none packs the weights as they are")

@@ -68,7 +68,7 @@ def with_known_model(args: ServeArgs) -> ServeArgs:
         model.weight_formats(engine.quantization)
     formats = engine.quantization if engine.quantization.is_given else model.quantization
     known = replace(engine, max_model_len=engine.max_model_len or max_model_len, quantization=formats)
-    return replace(args, engine=known)
+    return replace(args, engine=known, notes=(*args.notes, *model.notes))
 
 
 def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:

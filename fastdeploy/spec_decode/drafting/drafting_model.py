@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.draft_model_runner import DraftModelRunner
 from fastdeploy.spec_decode.drafting.mtp_runner import MTPRunner
 from fastdeploy.worker.model_runner import RunnerConfig
+
+logger = logging.getLogger("fastdeploy.engine")
 
 SECTION = "speculative_config"
 KEYS_IN_SECTION = ("model", "revision", "quantization")
@@ -93,6 +96,8 @@ def find_drafting_model(
         draft = ModelConfig.from_pretrained(
             path, dtype=config.dtype, generation_config="none", kv_cache_dtype=config.cache.dtype
         )
+        for note in draft.notes:
+            logger.warning("%s", note)
         find_architecture(draft)
         check_device(draft)
         _check_context(draft, max_model_len)
