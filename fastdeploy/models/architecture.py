@@ -50,7 +50,6 @@ class Architecture:
         name: that value.
         traits: returns the decoder's options for a checkpoint's configuration.
         names: the checkpoint's tensor names.
-        ignorable: substrings of tensor names that need not be read.
         correction_bias: name of a router's bias for the choice, after the prefix of the block of experts.
         correction_bias_ndim: 1 for [num_experts], 2 for [1, num_experts].
         paddle_prefix: prefix of tensor names in Paddle checkpoints, where others have `model`.
@@ -62,7 +61,6 @@ class Architecture:
     name: str
     traits: Callable[[ModelConfig], DecoderTraits]
     names: TensorNames = TensorNames()
-    ignorable: tuple[str, ...] = ("rotary_emb.inv_freq",)
     paddle_prefix: str = "model"
     has_grouped_qkv: bool = True
     correction_bias: str = ""

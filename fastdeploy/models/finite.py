@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-_EXPONENT_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}
+_EXPONENT_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000, "float64": 0x7FF << 52}
 _CHUNK_BYTES = 1 << 18  # both passes over a chunk stay within a core's cache
 _PARALLEL_BYTES = 1 << 23  # smaller tensors are not worth waking threads for
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether a contiguous host tensor of bfloat16, float16 or float32 has neither infinities nor NaN.
+    """Return whether a contiguous host tensor of floating-point numbers has neither infinities nor NaN.
 
     Their bits, read as an integer, are at least those of infinity: as a signed number if the sign is positive, as an
     unsigned one if it is negative. So two maxima are enough, and no copy is made.

@@ -12,9 +12,10 @@ from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.decoder import CausalLM
+from fastdeploy.models.fused_experts import FusedExpertsSource, has_fused_experts
 from fastdeploy.models.mtp_source import mtp_tensor_names
 from fastdeploy.models.packed_store import NoTensors, PackedReader, Progress
-from fastdeploy.models.paddle_layout import PaddleSource, find_layout
+from fastdeploy.models.paddle_layout import Layout, PaddleSource, find_layout
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_loader import Shapes, WeightLoader
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
@@ -124,11 +125,16 @@ def _open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[W
     """Return the checkpoint's tensors in torch layout, and how the layout of the files was determined."""
     source = SafetensorsSource(Path(config.path))
     source.leave_out(mtp_tensor_names(source, config, architecture))
+    if config.tie_word_embeddings and architecture.names.embedding not in source.shapes:
+        source.rename(f"{architecture.names.head}.weight", architecture.names.embedding)
+    layout: Layout
     if read_env().is_torch_forced:
-        return source, "FD_FOR_TORCH_MODEL_FORMAT=1"
-    layout, reason = find_layout(source, config, architecture)
-    if layout == "torch":
-        return source, reason
-    return PaddleSource(
-        source, config, architecture, f"{reason}; FD_FOR_TORCH_MODEL_FORMAT=1 selects torch layout"
-    ), reason
+        layout, reason = "torch", "FD_FOR_TORCH_MODEL_FORMAT=1"
+    else:
+        layout, reason = find_layout(source, config, architecture)
+    if layout == "paddle":
+        hint = f"{reason}; FD_FOR_TORCH_MODEL_FORMAT=1 selects torch layout"
+        return PaddleSource(source, config, architecture, hint), reason
+    if has_fused_experts(source):
+        return FusedExpertsSource(source, config, architecture, reason), reason
+    return source, reason

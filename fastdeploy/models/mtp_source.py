@@ -11,6 +11,7 @@ from fastdeploy.config.drafting_checkpoint import ERNIE_MARK
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.fused_experts import stored_experts
 from fastdeploy.models.mtp_forms import FIELD, MTPForm, find_forms
 from fastdeploy.models.paddle_layout import Stored, StoredSource, name_prefix, stored_fused, stored_whole
 from fastdeploy.models.weight_loader import Shapes
@@ -58,8 +59,10 @@ class StoredLayers:
         is_paddle = any(_is_transposed(found, form.block.shapes | form.shapes(config)) for form in forms[:1])
         whole = {form.embedding for form in forms} if is_paddle else shapes
         stored = dict(stored_whole(source, shapes, prefix, whole))
-        if is_paddle:
-            stored.update(stored_fused(source, config, architecture, prefix, [form.block for form in forms]))
+        blocks = [form.block for form in forms]
+        stored.update(
+            stored_fused(source, config, architecture, prefix, blocks) if is_paddle else stored_experts(source, blocks)
+        )
         for name in (f"{form.projection}.weight" for form in forms):
             is_linear = _is_transposed(found, {name: shapes[name]})
             stored[name] = Stored(stored[name].name, shapes[name][:: -1 if is_linear else 1], is_linear)

@@ -15,33 +15,18 @@ import paddle
 from paddle import Tensor
 from safetensors import SafetensorError, safe_open
 
-from fastdeploy.config.checkpoint_json import read_json_object
 from fastdeploy.config.foreign_formats import refuse_quantized_tensors
-from fastdeploy.config.packed_checkpoint import HEADER_FILE
+from fastdeploy.config.weight_files import find_weight_files, is_buffer, usual_name
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import find_not_finite, is_finite
 from fastdeploy.ops.linear import WeightPiece
 from fastdeploy.ops.registry import selected_backend
 
-_READABLE_DTYPES = ("BF16", "F16", "F32", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
+_READABLE_DTYPES = ("BF16", "F16", "F32", "F64", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
 _DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 _NAMES_SHOWN = 24
 _NAME_LENGTH = 120  # characters of a name that are shown
 ROUTER_WEIGHT, ROUTER_BIAS = "mlp.gate.weight", "e_score_correction_bias"  # how the names of these tensors end
-_INDEX_FILE = "model.safetensors.index.json"
-_FOREIGN_FORMATS = {
-    "*.gguf": "GGUF",
-    "*.bin": "PyTorch pickle (.bin)",
-    "*.pt": "PyTorch pickle (.pt)",
-    "*.pth": "PyTorch pickle (.pth)",
-    "*.ckpt": "PyTorch pickle (.ckpt)",
-    "*.pdparams": "Paddle pickle (.pdparams)",
-    "*.pdiparams": "Paddle inference program (.pdiparams)",
-    "*.onnx": "ONNX",
-    "*.h5": "TensorFlow (.h5)",
-    "*.msgpack": "Flax (.msgpack)",
-    "*.engine": "TensorRT engine (.engine)",
-}
 
 
 class WeightSource(Protocol):
@@ -67,6 +52,8 @@ class WeightSource(Protocol):
 class SafetensorsSource:
     """The safetensors files of a checkpoint directory, mapped into memory.
 
+    Tensors have their usual names, also in files of a bare decoder.
+
     Attributes:
         header_formats: values of `format` in the files' headers: pt, np, ...
     """
@@ -75,8 +62,8 @@ class SafetensorsSource:
         """Open every file and read its header.
 
         Raises:
-            ConfigError: there is no safetensors file, a file is incomplete or damaged, tensors are quantized, a dtype
-                is not supported, or the index does not match the files.
+            ConfigError: there is no safetensors file, a file is incomplete or damaged, tensors are quantized, or a
+                dtype is not supported.
         """
         # All tensors are created at once: between packing steps, when the caches are cold, it takes five times as long.
         self._tensors: dict[str, Tensor] = {}
@@ -84,12 +71,8 @@ class SafetensorsSource:
         self._file_names: dict[str, str] = {}
         self._checked: set[str] = set()  # whose values are finite
         self.header_formats: set[str] = set()
-        index = directory / _INDEX_FILE
-        weight_map = _read_index(index) if index.exists() else None
-        for path in _weight_files(directory) if weight_map is None else _shards(index, weight_map):
+        for path in find_weight_files(directory):
             self._open(path)
-        if weight_map is not None:
-            _check_index(index, weight_map, self._file_names)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -101,6 +84,13 @@ class SafetensorsSource:
         for name in names:
             self._tensors.pop(name, None)
             self._shapes.pop(name, None)
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a tensor another name."""
+        if name in self._shapes:
+            self._shapes[new_name], self._file_names[new_name] = self._shapes.pop(name), self._file_names.pop(name)
+        if name in self._tensors:
+            self._tensors[new_name] = self._tensors.pop(name)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor whose memory is the mapped file, in the stored dtype.
@@ -145,8 +135,10 @@ class SafetensorsSource:
             raise ConfigError("model", f"cannot read {path}: {error!s:.300}") from None
         refuse_quantized_tensors(names, path)
         self.header_formats.update(filter(None, [(file.metadata() or {}).get("format")]))
-        for name in names:
-            header = file.get_slice(name)
+        for stored_name in names:
+            name, header = usual_name(stored_name), file.get_slice(stored_name)
+            if is_buffer(name):
+                continue
             if header.get_dtype() not in _READABLE_DTYPES:
                 raise ConfigError(
                     "model",
@@ -156,7 +148,7 @@ class SafetensorsSource:
                 raise ConfigError("model", f"tensor {name} is in both {self._file_names[name]} and {path}")
             self._shapes[name] = tuple(header.get_shape())
             if 0 not in self._shapes[name]:  # Paddle cannot create empty tensors, and models have none
-                self._tensors[name] = file.get_tensor(name)
+                self._tensors[name] = file.get_tensor(stored_name)
             self._file_names[name] = path.name
 
 
@@ -217,53 +209,6 @@ def digest_weight_files(directory: Path) -> str:
 def whole_matrix(matrix: Tensor) -> list[WeightPiece]:
     """Return a matrix [out, in] as a single piece."""
     return [WeightPiece(matrix, 0, matrix.shape[0])]
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    """Return the file of a checkpoint without index: model.safetensors, or the only safetensors file."""
-    single = directory / "model.safetensors"
-    found = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
-    if len(found) == 1:
-        return found
-    if found:
-        raise ConfigError("model", f"{directory} contains {len(found)} safetensors files but no {_INDEX_FILE}")
-    if (directory / HEADER_FILE).exists():
-        raise ConfigError("model", f"{directory} has packed weights, expected plain ones (*.safetensors)")
-    for pattern, name in _FOREIGN_FORMATS.items():
-        if any(directory.glob(pattern)):
-            raise ConfigError("model", f"{directory}: {name} checkpoints are not supported, only safetensors")
-    raise ConfigError("model", f"{directory} contains no *.safetensors")
-
-
-def _read_index(index: Path) -> dict[str, str]:
-    """Return tensor name -> file name."""
-    weight_map = (read_json_object(index, "model") or {}).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise ConfigError("model", f"cannot read {index}: expected a weight_map from tensor to file")
-    return weight_map
-
-
-def _shards(index: Path, weight_map: Mapping[str, str]) -> list[Path]:
-    names = sorted(set(weight_map.values()))
-    missing = [name for name in names if "/" in name or not os.path.exists(index.parent / name)]
-    if missing:
-        raise ConfigError("model", f"{index} names files that do not exist: {listed(missing)}")
-    return [index.parent / name for name in names]
-
-
-def _check_index(index: Path, weight_map: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Compare two maps from tensor name to file name: that of the index and that of the files."""
-    mismatches = [
-        f"{len(names)} {kind} ({listed(names)})"
-        for kind, names in (
-            ("not in the files", [name for name in weight_map if name not in found]),
-            ("not in the index", [name for name in found if name not in weight_map]),
-            ("in another file", [name for name, file in weight_map.items() if found.get(name, file) != file]),
-        )
-        if names
-    ]
-    if mismatches:
-        raise ConfigError("model", f"{index} does not match its shards: {'; '.join(mismatches)}")
 
 
 def listed(names: list[str]) -> str:

@@ -10,6 +10,7 @@ from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
+from fastdeploy.config.weight_files import unused_tensors
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, TensorNames
 from fastdeploy.models.layer_parts import LayerWeights
@@ -70,9 +71,11 @@ def check_shapes(
     Raises:
         ConfigError: tensors are missing, unexpected or of a wrong shape; the message lists their names.
     """
-    ignorable = architecture.ignorable + ((f"{architecture.names.head}.weight",) if config.tie_word_embeddings else ())
+    ignorable = {*unused_tensors(found, config.num_layers)}
+    if config.tie_word_embeddings:  # then the head's values are those of the embedding, if the file has it at all
+        ignorable.add(f"{architecture.names.head}.weight")
     missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected and not any(part in name for part in ignorable)]
+    unexpected = [name for name in found if name not in expected and name not in ignorable]
     of_wrong_shape = [
         f"{name} is {list(found[name])}, expected {list(shape)}"
         for name, shape in expected.items()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from safetensors.paddle import load_file, save_file
 
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
+from fastdeploy.models.packing import pack_checkpoint
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource
 from fastdeploy.models.weights import expected_shapes
@@ -111,13 +114,88 @@ def test_tensors_of_unsupported_dtypes_are_refused(tmp_path: Path) -> None:
 def test_tensors_that_the_decoder_does_not_need_are_ignored(tmp_path: Path) -> None:
     def add(tensors: Tensors) -> None:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = paddle.zeros([8])
+        tensors["model.layers.2.mlp.up_proj.weight"] = paddle.zeros([4, 4])
         tensors["model.mtp_block.0.mlp.up_proj.weight"] = paddle.zeros([4, 4])
-        tensors["lm_head.weight"] = paddle.zeros([112, 32])
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
 
     tokens = list(range(20))
-    found = Driver(load(copy_of("ernie4_5", tmp_path, add))).run_alone(tokens)
+    folder = copy_of("ernie4_5", tmp_path, add)
+    found = Driver(load(folder)).run_alone(tokens)
     expected = Driver(load_golden("ernie4_5", "bfloat16")).run_alone(tokens)
     np.testing.assert_array_equal(found, expected)
+    unused = "model.layers.0.self_attn.rotary_emb.inv_freq, model.layers.2.mlp.up_proj.weight"
+    assert ModelConfig.from_pretrained(folder).notes == (f"{folder}: 2 tensors are not used: {unused}",)
+
+
+def own_head(tensors: Tensors) -> None:
+    """Add a head that differs from the embedding in one value of its last row."""
+    head = tensors["model.embed_tokens.weight"].clone()
+    head[-1, -1] += 1.0
+    tensors["lm_head.weight"] = head
+
+
+@pytest.mark.parametrize("quantization", ["none", "wint8"])
+def test_a_head_that_differs_from_the_embedding_counts_and_is_said_once(tmp_path: Path, quantization: str) -> None:
+    tokens, formats = list(range(20)), QuantizationConfig.from_value(quantization)
+    folder = copy_of("ernie4_5", tmp_path, own_head)
+    config = ModelConfig.from_pretrained(folder)
+    assert not config.tie_word_embeddings
+    assert config.notes == (
+        f"{folder}/model.safetensors: lm_head.weight is used, since it differs from the embedding, "
+        "to which config.json ties it",
+    )
+    found = Driver(load(folder, quantization=formats)).run_alone(tokens)
+    tied = Driver(load_golden("ernie4_5", "bfloat16", quantization)).run_alone(tokens)
+    np.testing.assert_array_equal(found[:, :-1], tied[:, :-1])
+    assert (found[:, -1] != tied[:, -1]).all(), "only the last token's row differs"
+
+
+def test_a_head_that_counts_is_packed(tmp_path: Path) -> None:
+    for name in ("model", "packed"):
+        (tmp_path / name).mkdir()
+    folder = copy_of("ernie4_5", tmp_path / "model", own_head)
+    pack_checkpoint(ModelConfig.from_pretrained(folder), tmp_path / "packed", QuantizationConfig.from_value("wint8"))
+    packed = load(tmp_path / "packed")
+    plain = load(folder, quantization=QuantizationConfig.from_value("wint8"))
+    np.testing.assert_array_equal(Driver(packed).run_alone([1, 2, 3]), Driver(plain).run_alone([1, 2, 3]))
+    assert not packed.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(("golden", "is_transposed"), [("ernie4_5_moe_paddle", True), ("ernie4_5_moe", False)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("differs", [False, True])
+def test_heads_are_compared_in_both_layouts_and_across_dtypes(
+    tmp_path: Path, golden: str, is_transposed: bool, dtype: str, differs: bool
+) -> None:
+    def add(tensors: Tensors) -> None:
+        [embedding] = [tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight")]
+        head = embedding.astype(dtype).clone()
+        head[7, 3] += float(differs)
+        tensors["lm_head.weight"] = head.t().contiguous() if is_transposed else head
+
+    assert ModelConfig.from_pretrained(copy_of(golden, tmp_path, add)).tie_word_embeddings is not differs
+
+
+def test_a_head_that_counts_in_paddle_layout_is_read_transposed(tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        head = tensors["ernie.embed_tokens.weight"].clone()
+        head[-1, -1] += 1.0
+        tensors["lm_head.weight"] = head.t().contiguous()
+
+    found = Driver(load(copy_of("ernie4_5_moe_paddle", tmp_path, add))).run_alone([1, 2, 3])
+    tied = Driver(load(GOLDEN / "ernie4_5_moe_paddle")).run_alone([1, 2, 3])
+    np.testing.assert_array_equal(found[:, :-1], tied[:, :-1])
+    assert (found[:, -1] != tied[:, -1]).all()
+
+
+@pytest.mark.parametrize("named", ["auto", None])
+def test_a_dtype_that_config_json_does_not_name_is_that_of_the_files(tmp_path: Path, named: str | None) -> None:
+    folder = copy_of("qwen3", tmp_path, lambda _tensors: None)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "dtype": named, "torch_dtype": None}))
+    assert ModelConfig.from_pretrained(folder).dtype == "bfloat16"
+    (folder / "model.safetensors").unlink()
+    assert ModelConfig.from_pretrained(folder).dtype == "float32"
 
 
 def test_files_may_change_after_the_model_is_loaded(tmp_path: Path) -> None:
