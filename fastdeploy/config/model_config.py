@@ -7,26 +7,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
 from fastdeploy.config.experts_config import ExpertsConfig, parse_experts
 from fastdeploy.config.family_defaults import TRANSFORMERS, FamilyDefaults, find_defaults
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, read_quantization, refuse_foreign_folder
+from fastdeploy.config.generation_defaults import GenerationDefaults, parse_generation_defaults
 from fastdeploy.config.packed_checkpoint import PackedHeader, read_packed_header
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.config.unused_keys import unused_keys
-from fastdeploy.config.weight_files import (
-    EMBEDDING,
-    HEAD,
-    StoredTensor,
-    have_equal_values,
-    read_headers,
-    unused_tensors,
-)
-from fastdeploy.core.errors import ConfigError, InvalidRequestError
-from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, RANGES
+from fastdeploy.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fastdeploy.config.stored_weights import StoredWeights
 
 DType = Literal["bfloat16", "float32"]
 KV_CACHE_DTYPES = ("auto", "int8")
@@ -35,39 +30,14 @@ ContextLength = int | Literal["auto"] | None
 DEFAULT_MAX_MODEL_LEN = 2048
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft", "demo/moe": _DEMO_MODEL / "moe"}
-_NUM_SHOWN = 4  # names of tensors that are not used
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 _RUN_AS = {"float16": "bfloat16", "half": "bfloat16", "float64": "float32", "double": "float32", "float": "float32"}
-_STORED_DTYPES = {"BF16": "bfloat16", "U16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 
 
 _LAYOUT_MARKS = ("paddlenlp_version", "transformers_version", "torch_dtype")  # PaddleNLP keeps the keys of others
 _ARCHITECTURE_ALIASES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
-
-
-@dataclass(frozen=True)
-class GenerationDefaults:
-    """Sampling parameters of generation_config.json; None for those that it omits."""
-
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int | None = None
-
-    def sampling_values(self) -> dict[str, Any]:
-        """Return arguments of `SamplingParams`; do_sample false means temperature 0."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        values = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if self.max_new_tokens is not None:
-            values["max_tokens"] = self.max_new_tokens
-        if self.do_sample is False:
-            values["temperature"] = 0.0
-        return values
 
 
 @dataclass(frozen=True)
@@ -183,7 +153,13 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, *, dtype: str = "auto", generation_config: str = "auto", kv_cache_dtype: str = "auto"
+        cls,
+        path: str | Path,
+        *,
+        dtype: str = "auto",
+        generation_config: str = "auto",
+        kv_cache_dtype: str = "auto",
+        reads_weights: bool = True,
     ) -> ModelConfig:
         """Read config.json and generation_config.json of a checkpoint directory.
 
@@ -192,6 +168,8 @@ class ModelConfig:
             dtype: `auto` (the checkpoint's; float16 runs as bfloat16, float64 as float32), `bfloat16` or `float32`.
             generation_config: `auto` reads generation_config.json, `none` ignores it.
             kv_cache_dtype: `auto` (the run's dtype) or `int8`, which needs dtype bfloat16.
+            reads_weights: whether the files of weights are looked at, which tell the dtype if config.json does not, and
+                whether a tied head has values of its own; it takes NumPy.
 
         Raises:
             ConfigError: a file is missing or unreadable, or an architecture or feature is not supported.
@@ -207,16 +185,16 @@ class ModelConfig:
         packed = read_packed_header(directory)
         if packed is not None:
             config = parse_model_config(raw, generation or {}, path=str(directory), dtype=packed.dtype)
-            if dtype not in ("auto", packed.dtype):
-                raise ConfigError("dtype", f"{directory} is packed for dtype {packed.dtype}, got {dtype}")
-            is_tied = config.tie_word_embeddings and HEAD.removesuffix(".weight") not in packed.entries
-            formats = packed.quantization
-            config = replace(config, packed=packed, quantization=formats, tie_word_embeddings=is_tied)
-        else:
-            headers = read_headers(directory)
-            stored = _stored_dtype(headers)
+            config = _with_packed(config, packed, dtype)
+        elif reads_weights:
+            from fastdeploy.config.stored_weights import StoredWeights
+
+            weights = StoredWeights(directory)
+            stored = weights.dtype
             config = parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype, stored=stored)
-            config = _with_tensors(config, headers)
+            config = _with_weights(config, weights)
+        else:
+            config = parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
         if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
             raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
         return replace(config, has_int8_cache=kv_cache_dtype == "int8")
@@ -295,17 +273,11 @@ def _parse(raw: Mapping[str, Any], generation: Mapping[str, Any], path: str, dty
         dtype=_run_dtype(dtype, _checkpoint_dtype(raw, stored)),
         eos_token_ids=_eos_token_ids(raw),
         generation_eos_token_ids=_eos_token_ids(generation),
-        generation=_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
+        generation=parse_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
         quantization=quantization,
         notes=tuple(unused_keys(raw, architecture, rope.theta, where)),
     )
-
-
-def _stored_dtype(headers: Mapping[str, StoredTensor]) -> str:
-    """Return the dtype of the first tensor of floats, as transformers takes it."""
-    found = (_STORED_DTYPES[tensor.dtype] for tensor in headers.values() if tensor.dtype in _STORED_DTYPES)
-    return next(found, "float32")
 
 
 def _checkpoint_dtype(raw: Mapping[str, Any], stored: str) -> str:
@@ -314,21 +286,22 @@ def _checkpoint_dtype(raw: Mapping[str, Any], stored: str) -> str:
     return stored if named == "auto" else named
 
 
-def _with_tensors(config: ModelConfig, headers: Mapping[str, StoredTensor]) -> ModelConfig:
-    """Return a configuration that the files agree with: without a tied head if they have another one.
+def _with_packed(config: ModelConfig, packed: PackedHeader, dtype: str) -> ModelConfig:
+    """Return the configuration of packed weights, whose head may be another one than config.json says."""
+    if dtype not in ("auto", packed.dtype):
+        raise ConfigError("dtype", f"{config.path} is packed for dtype {packed.dtype}, got {dtype}")
+    is_tied = config.tie_word_embeddings and "lm_head" not in packed.entries
+    return replace(config, packed=packed, quantization=packed.quantization, tie_word_embeddings=is_tied)
 
-    Its notes say that, and which tensors are not used.
-    """
-    notes, is_tied = list(config.notes), config.tie_word_embeddings
-    head = headers.get(HEAD)
-    embedding = next((tensor for name, tensor in headers.items() if EMBEDDING.fullmatch(name)), None)
-    if is_tied and head is not None and embedding is not None and not have_equal_values(head, embedding):
-        is_tied = False
-        notes.append(f"{head.file}: {HEAD} is used, since it differs from the embedding, to which config.json ties it")
-    if unused := unused_tensors(headers, config.num_layers):
-        shown = ", ".join(unused[:_NUM_SHOWN]) + (", ..." if len(unused) > _NUM_SHOWN else "")
-        notes.append(f"{config.path}: {len(unused)} tensors are not used: {shown:.400}")
-    return replace(config, tie_word_embeddings=is_tied, notes=tuple(notes))
+
+def _with_weights(config: ModelConfig, weights: StoredWeights) -> ModelConfig:
+    """Return a configuration that the files agree with: without a tied head if they have another one."""
+    head = weights.find_own_head() if config.tie_word_embeddings else None
+    notes = [*config.notes, *weights.notes(config.num_layers)]
+    if head is not None:
+        what = "is used, since it differs from the embedding, to which config.json ties it"
+        notes.append(f"{head.file}: lm_head.weight {what}")
+    return replace(config, tie_word_embeddings=config.tie_word_embeddings and head is None, notes=tuple(notes))
 
 
 def _check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
@@ -408,20 +381,6 @@ def _sliding_window(raw: Mapping[str, Any], num_layers: int, defaults: FamilyDef
 def _eos_token_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
     value = raw.get("eos_token_id")
     return tuple(value) if isinstance(value, list) else () if value is None else (value,)
-
-
-def _generation_defaults(raw: Mapping[str, Any], where: str) -> GenerationDefaults:
-    values = {name: raw.get(name) for name in GenerationDefaults.__dataclass_fields__}
-    for name, value in values.items():
-        limits = OUTPUT_LENGTHS if name == "max_new_tokens" else RANGES.get(name)
-        if value is not None and limits is not None:
-            try:
-                limits.check(name, value)
-            except InvalidRequestError as error:
-                raise ConfigError(name, f"{where}{error.message:.300}") from None
-    if values["do_sample"] is None:  # PaddleNLP names the strategy instead
-        values["do_sample"] = {"greedy_search": False, "sampling": True}.get(str(raw.get("decode_strategy")))
-    return GenerationDefaults(**values)
 
 
 def local_model_path(name: str) -> Path | None:

@@ -10,17 +10,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fastdeploy.config.checkpoint_json import read_json_object
 from fastdeploy.config.packed_checkpoint import HEADER_FILE
 from fastdeploy.core.errors import ConfigError
 
 INDEX_FILE = "model.safetensors.index.json"
-HEAD, EMBEDDING = "lm_head.weight", re.compile(r"\w+\.embed_tokens\.weight")
 _SINGLE_FILE = "model.safetensors"
 _FOREIGN_FORMATS = {
     "*.gguf": "GGUF",
@@ -35,8 +30,7 @@ _FOREIGN_FORMATS = {
     "*.msgpack": "Flax (.msgpack)",
     "*.engine": "TensorRT engine (.engine)",
 }
-_NUMPY_TYPES = {"BF16": "<u2", "U16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
-_ROWS_COMPARED = 4096  # at a time, so that comparing needs little memory
+FLOAT_BYTES = {"BF16": 2, "U16": 2, "F16": 2, "F32": 4, "F64": 8}
 _WITHOUT_PREFIX = re.compile(r"(?:layers|embed_tokens|norm|mtp_\w+)\.")
 _WITH_SURPLUS_PREFIX = re.compile(r"model\.(?:model|lm_head)\.")
 _BUFFER = re.compile(
@@ -64,15 +58,7 @@ class StoredTensor:
         """Return whether its shape is valid, and as large as these bytes if its dtype is one of floats."""
         if not all(type(size) is int and size >= 0 for size in self.shape):
             return False
-        return (
-            self.dtype not in _NUMPY_TYPES
-            or num_bytes == prod(self.shape) * np.dtype(_NUMPY_TYPES[self.dtype]).itemsize
-        )
-
-    @property
-    def elements(self) -> NDArray[Any]:
-        """Return its elements in the mapped file; those of bfloat16 are integers."""
-        return np.memmap(self.file, _NUMPY_TYPES[self.dtype], "r", self.begin, self.shape)
+        return self.dtype not in FLOAT_BYTES or num_bytes == prod(self.shape) * FLOAT_BYTES[self.dtype]
 
 
 def usual_name(name: str) -> str:
@@ -164,33 +150,3 @@ def _read_header(file: Path) -> Iterator[tuple[str, StoredTensor]]:
                 tensor = StoredTensor(file, dtype, tuple(shape), 8 + length + begin)
                 if 0 <= begin <= end <= num_bytes - 8 - length and tensor.fills(end - begin):
                     yield usual_name(name), tensor
-
-
-def have_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
-    """Return whether two matrices have equal values; one may be stored as the transposed matrix of the other."""
-    if one.dtype not in _NUMPY_TYPES or other.dtype not in _NUMPY_TYPES or len(one.shape) != 2 or not prod(one.shape):
-        return False
-    ways = [other.shape == one.shape, other.shape == one.shape[::-1]]
-    matrices = [(one.elements, _matrix(other, is_transposed)) for is_transposed, fits in enumerate(ways) if fits]
-    return any(_are_equal(one, left, other, right) for left, right in matrices)
-
-
-def _matrix(tensor: StoredTensor, is_transposed: int) -> NDArray[Any]:
-    return tensor.elements.T if is_transposed else tensor.elements
-
-
-def _are_equal(one: StoredTensor, left: NDArray[Any], other: StoredTensor, right: NDArray[Any]) -> bool:
-    for begin in range(0, left.shape[0], _ROWS_COMPARED):
-        rows, other_rows = (matrix[begin : begin + _ROWS_COMPARED] for matrix in (left, right))
-        if one.dtype != other.dtype:
-            rows, other_rows = _values(rows, one.dtype), _values(other_rows, other.dtype)
-        if not np.array_equal(rows, other_rows):
-            return False
-    return True
-
-
-def _values(elements: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return elements as float64."""
-    if dtype in ("BF16", "U16"):
-        return (elements.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return elements.astype(np.float64)

@@ -346,4 +346,4 @@ def _generation_defaults(path: str, generation_config: str) -> dict[str, Any]:
     """Return the sampling parameters of generation_config.json."""
     if generation_config == "none":
         return {}
-    return ModelConfig.from_pretrained(path).generation.sampling_values()
+    return ModelConfig.from_pretrained(path, reads_weights=False).generation.sampling_values()

@@ -15,7 +15,7 @@ import pytest
 from fastdeploy.config.api_keys import ApiKey
 from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import GenerationDefaults
+from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import (
     AttemptsFailedError,

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fastdeploy.config.model_config import GenerationDefaults
+from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.entrypoints.openai.params import ParamLimits, chat_params, completion_params
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest

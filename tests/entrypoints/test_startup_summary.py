@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.cluster_config import ClusterConfig
-from fastdeploy.config.model_config import GenerationDefaults
+from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.entrypoints.openai.api_server import announce
 from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 

@@ -155,18 +155,13 @@ def write_file(file: Path, tensors: Tensors) -> None:
     """Write a safetensors file."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = b""
-    for name, (dtype, array) in sorted(tensors.items(), key=lambda item: -item_bytes(item[1][0])):
+    for name, (dtype, array) in sorted(tensors.items(), key=lambda item: (item[1][0], item[0])):
         stored = _to_bytes(dtype, array)
         header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [len(data), len(data) + len(stored)]}
         data += stored
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write_bytes(len(text).to_bytes(8, "little") + text + data)
-
-
-def item_bytes(dtype: str) -> int:
-    """Return the bytes of an element."""
-    return 2 if dtype == "BF16" else np.dtype(_ITEMS[dtype]).itemsize
 
 
 def _to_bytes(dtype: str, array: Array) -> bytes:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from fastdeploy.config.args import ServeArgs, parse_serve_args
 from fastdeploy.config.env import Env, read_env
-from fastdeploy.config.model_config import GenerationDefaults
+from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, DeviceFailedError, EngineDeadError, error_lines
 from fastdeploy.core.faults import arm

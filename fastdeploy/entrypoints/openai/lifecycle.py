@@ -60,7 +60,9 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
     engine = args.engine
     folder = resolve_model_path(engine.model, engine.revision)
     generation_config = "none" if engine.generation_config == "none" else "auto"
-    model_config = ModelConfig.from_pretrained(folder, dtype=engine.dtype, generation_config=generation_config)
+    model_config = ModelConfig.from_pretrained(
+        folder, dtype=engine.dtype, generation_config=generation_config, reads_weights=False
+    )
     with errors_name_the_origin(args.provenance):
         max_model_len = model_config.choose_max_model_len(engine.max_model_len)
     if engine.max_model_len is None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastdeploy.config.model_config import GenerationDefaults
+from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.json_types import json_type, shorten, to_integer, with_integers

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import GenerationDefaults
+from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
