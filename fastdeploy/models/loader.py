@@ -9,19 +9,21 @@ from pathlib import Path
 from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import DType, ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
+from fastdeploy.config.weight_files import unused_tensors
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.fused_experts import FusedExpertsSource, has_fused_experts
 from fastdeploy.models.mtp_source import mtp_tensor_names
 from fastdeploy.models.packed_store import NoTensors, PackedReader, Progress
-from fastdeploy.models.paddle_layout import Layout, PaddleSource, find_layout
+from fastdeploy.models.paddle_layout import Layout, PaddleSource, find_layout, name_prefix, renamed
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_loader import Shapes, WeightLoader
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
 from fastdeploy.models.weights import (
     DecoderWeights,
     check_quantization,
+    check_shapes,
     collect_weights,
     expected_shapes,
     load_weights,
@@ -68,6 +70,19 @@ def load_model(
             source, layout = open_source(config, architecture, load_choices, seed)
             weights = load_weights(config, architecture, source, on_progress, layout, quantization)
     return CausalLM(config, architecture.traits(config), weights, max_rows=max_rows, max_model_len=max_model_len)
+
+
+def check_tensors(config: ModelConfig, load_choices: str) -> None:
+    """Compare names and shapes of a checkpoint's tensors with its configuration, without reading any tensor.
+
+    Raises:
+        ConfigError: a file cannot be read, or tensors are missing, unexpected or of a wrong shape.
+    """
+    if config.packed is None and load_choices == "default_v1":
+        architecture = find_architecture(config)
+        with selected_backend().on_host():
+            source, layout = open_source(config, architecture, load_choices, seed=0)
+            check_shapes(source.shapes, expected_shapes(config, architecture), config, architecture, layout)
 
 
 def load_head(config: ModelConfig, load_choices: str, quantization: str) -> PackedLinear:
@@ -124,9 +139,12 @@ def open_source(
 def _open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[WeightSource, str]:
     """Return the checkpoint's tensors in torch layout, and how the layout of the files was determined."""
     source = SafetensorsSource(Path(config.path))
+    source.leave_out(unused_tensors(source.shapes, config.num_layers))
     source.leave_out(mtp_tensor_names(source, config, architecture))
-    if config.tie_word_embeddings and architecture.names.embedding not in source.shapes:
-        source.rename(f"{architecture.names.head}.weight", architecture.names.embedding)
+    embedding = architecture.names.embedding
+    embeddings = {embedding, renamed(embedding, name_prefix(source, architecture))}
+    if config.tie_word_embeddings and embeddings.isdisjoint(source.shapes):
+        source.rename(f"{architecture.names.head}.weight", embedding)
     layout: Layout
     if read_env().is_torch_forced:
         layout, reason = "torch", "FD_FOR_TORCH_MODEL_FORMAT=1"

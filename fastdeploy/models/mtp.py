@@ -8,8 +8,9 @@ masked for all other rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.loader import load_head, open_source, packed_loader
-from fastdeploy.models.mtp_forms import FIELD, MTPForm, check_hidden_state, ernie_layers, find_forms, usual_form
+from fastdeploy.models.mtp_forms import FIELD, MTPForm, ernie_layers, find_forms, usual_form
 from fastdeploy.models.mtp_source import MTPSource
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.step_buffers import StepBuffers
@@ -179,7 +180,7 @@ def load_mtp_layers(
             source = DummySource(forms[0].shapes(config), seed=0)
             loader = WeightLoader(config.dtype, source, source.shapes, None, quantization)
         elif config.packed is not None and path in (None, config.path):
-            forms = find_forms(config.packed.mtp_tensors, config, architecture, hidden_state)
+            forms = _packed_forms(config, architecture, hidden_state)
             loader = _packed_loader(config, forms, quantization)
         else:
             files = MTPSource(Path(path or config.path), config, architecture, hidden_state)
@@ -194,16 +195,17 @@ def load_mtp_layers(
 
 
 def forms_without_copies(files: MTPSource, config: ModelConfig, architecture: Architecture) -> list[MTPForm]:
-    """Return the layers' forms, which use the target's embedding and head where the files only repeat these.
+    """Return the layers' forms, which use the target's embedding, norm and head where the files only repeat these.
 
     Releases of GLM-4.5 repeat both, which would take two gigabytes for Air.
     """
-    if config.packed is not None or not any(form.embedding or form.head for form in files.forms):
+    if config.packed is not None or not any(form.embedding or form.final_norm or form.head for form in files.forms):
         return files.forms
     target, _ = open_source(config, architecture, "default_v1", seed=0)
     names = architecture.names
     target_head = names.embedding if config.tie_word_embeddings else f"{names.head}.weight"
 
+    @cache
     def repeats(name: str, of_target: str) -> bool:
         ours, theirs = files.read(name), target.read(of_target)
         starts = range(0, ours.shape[0], _ROWS_COMPARED)
@@ -215,25 +217,40 @@ def forms_without_copies(files: MTPSource, config: ModelConfig, architecture: Ar
             files.release(name)
         return is_equal
 
+    def has_norm(form: MTPForm) -> bool:
+        return form.final_norm == names.final_norm  # a norm of the layer's own is small
+
     def shared(form: MTPForm) -> MTPForm:
         return replace(
             form,
             embedding="" if form.embedding and repeats(form.embedding, names.embedding) else form.embedding,
+            final_norm="" if has_norm(form) and repeats(form.final_norm, names.final_norm) else form.final_norm,
             head="" if form.head and repeats(f"{form.head}.weight", target_head) else form.head,
         )
 
     return [shared(form) for form in files.forms]
 
 
+def _packed_forms(config: ModelConfig, architecture: Architecture, hidden_state: str) -> list[MTPForm]:
+    """Return the forms of the layers that `fastdeploy quantize` has packed beside their target.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    assert config.packed is not None, "the checkpoint is packed"
+    forms = find_forms(config.packed.mtp_tensors, config, architecture, hidden_state)
+    if not forms:
+        raise ConfigError(FIELD, f"{config.path} was packed from a model without a layer for multi-token prediction")
+    return forms
+
+
 def _packed_loader(config: ModelConfig, forms: list[MTPForm], quantization: QuantizationConfig) -> WeightLoader:
     """Return a loader of layers that `fastdeploy quantize` has packed beside their target.
 
     Raises:
-        ConfigError: there are none, or they have other formats.
+        ConfigError: they have other formats.
     """
     assert config.packed is not None, "the checkpoint is packed"
-    if not forms:
-        raise ConfigError(FIELD, f"{config.path} was packed from a model without a layer for multi-token prediction")
     if quantization != config.packed.mtp_quantization:
         expected = config.packed.mtp_quantization
         raise ConfigError(
@@ -259,25 +276,58 @@ def collect_mtp_weights(
         head = loader.store.keep(
             "head for drafts", lambda: load_head(config, load_choices, head_format), quantization=head_format
         )
-    return [_load(loader, config, form, head) for form in forms]
+
+    # Layers may share an embedding, a norm and a head that are not the target's.
+    @cache
+    def copy(name: str) -> Tensor | None:
+        return loader.copy(name) if name else None
+
+    @cache
+    def load_own_head(name: str) -> PackedLinear | None:
+        spec = LinearSpec("head", (StoredLinear(name, config.vocab_size),), config.hidden_size)
+        return loader.linear(spec, head_format) if name else head
+
+    return [_load(loader, config, form, copy, load_own_head) for form in forms]
 
 
-def num_mtp_layers(folder: str, hidden_state: str = "normed") -> int:
-    """Return how many MTP layers the tensor names in the checkpoint in `folder` imply, without checking the tensors.
+def check_mtp_layers(path: str | None, config: ModelConfig, hidden_state: str) -> int:
+    """Return how many MTP layers a target can use, after comparing names and shapes of their tensors with the target.
+
+    Args:
+        path: folder of the layers; None if the target's checkpoint contains them.
+        hidden_state: `normed` or `raw`; which states of the target layers in ERNIE's form read.
 
     Raises:
-        ConfigError: the layers do not read `hidden_state`.
+        ConfigError: there is no such layer, tensors do not match, or the layers do not read `hidden_state`.
     """
+    architecture = find_architecture(config)
+    if config.packed is not None and path in (None, config.path):
+        return len(_packed_forms(config, architecture, hidden_state))
+    with selected_backend().on_host():
+        return len(MTPSource(Path(path or config.path), config, architecture, hidden_state).forms)
+
+
+def num_mtp_layers(folder: str) -> int:
+    """Return how many MTP layers the tensor names in the checkpoint in `folder` imply, without checking the tensors."""
     packed = read_packed_header(Path(folder))
     names: Collection[str]
     with selected_backend().on_host():
         names = SafetensorsSource(Path(folder)).shapes if packed is None else packed.mtp_tensors
-    check_hidden_state(names, hidden_state)
     return max(1, len(ernie_layers(names))) if any(ERNIE_MARK in name for name in names) else len(nextn_layers(names))
 
 
-def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm, shared_head: PackedLinear | None) -> MTPWeights:
-    """Load one layer; its projection has the weight format of attention."""
+def _load(
+    loader: WeightLoader,
+    config: ModelConfig,
+    form: MTPForm,
+    copy: Callable[[str], Tensor | None],
+    load_own_head: Callable[[str], PackedLinear | None],
+) -> MTPWeights:
+    """Load one layer; its projection has the weight format of attention.
+
+    Args:
+        copy, load_own_head: return the tensor or the head of a name, also if another layer has it too.
+    """
     quantization = loader.quantization.attention
     hidden = config.hidden_size
     projection = f"{form.projection}.weight"
@@ -296,14 +346,13 @@ def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm, shared_head:
             dtype=loader.dtype,
         )
 
-    head = LinearSpec("head", (StoredLinear(form.head, config.vocab_size),), hidden)
     return MTPWeights(
         emb_norm=loader.copy(form.emb_norm),
         hidden_norm=loader.copy(form.hidden_norm),
         emb_projection=half("embedding", 0, f"{form.projection}.bias" if form.has_bias else ""),
         hidden_projection=half("hidden", hidden),
         block=form.block.load(loader),
-        embedding=loader.copy(form.embedding) if form.embedding else None,
-        final_norm=loader.copy(form.final_norm) if form.final_norm else None,
-        head=loader.linear(head, loader.quantization.head) if form.head else shared_head,
+        embedding=copy(form.embedding),
+        final_norm=copy(form.final_norm),
+        head=load_own_head(form.head),
     )

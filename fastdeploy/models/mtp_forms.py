@@ -7,7 +7,8 @@ replaces h_t. If there are several layers, the k-th one computes draft k: it rea
 the previous layer in place of h_t, and the token one position further on (DeepSeek-V3 report, section 2.2). The last
 layer computes all later drafts.
 
-- ERNIE 4.5 (`model.mtp_emb_norm.0`, ...): norm, head and embedding are the target's. h_t and what replaces it are
+- ERNIE 4.5 (`model.mtp_emb_norm.0`, ...): norm, head and embedding are the target's, unless a folder of its own has
+  others. h_t and what replaces it are
   states after that norm (`normed`) or before it (`raw`), as the layer was trained; the files do not say.
 - DeepSeek-V3 and GLM-4.5 (`model.layers.{number of layers}.enorm`, ...): the layer has its own norm and, if the files
   contain them, its own head and embedding. h_t is the target's state after its final norm; the output after the layer's
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastdeploy.config.drafting_checkpoint import ERNIE_MARK
 from fastdeploy.config.model_config import ModelConfig
@@ -70,6 +71,21 @@ class MTPForm:
         if self.head:
             shapes[f"{self.head}.weight"] = (vocab, hidden)
         return shapes | self.block.shapes
+
+
+def with_tensors_beside(form: MTPForm, architecture: Architecture, found: Collection[str]) -> MTPForm:
+    """Return the form of a layer in a folder of its own, which may have an embedding, a norm and a head for it.
+
+    Args:
+        found: tensor names of the folder.
+    """
+    names = architecture.names
+    return replace(
+        form,
+        embedding=form.embedding or (names.embedding if names.embedding in found else ""),
+        final_norm=form.final_norm or (names.final_norm if names.final_norm in found else ""),
+        head=form.head or (names.head if f"{names.head}.weight" in found else ""),
+    )
 
 
 def ernie_form(config: ModelConfig, architecture: Architecture, index: int, hidden_state: str) -> MTPForm:

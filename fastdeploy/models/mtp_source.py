@@ -12,7 +12,7 @@ from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.fused_experts import stored_experts
-from fastdeploy.models.mtp_forms import FIELD, MTPForm, find_forms
+from fastdeploy.models.mtp_forms import FIELD, MTPForm, find_forms, with_tensors_beside
 from fastdeploy.models.paddle_layout import Stored, StoredSource, name_prefix, stored_fused, stored_whole
 from fastdeploy.models.weight_loader import Shapes
 from fastdeploy.models.weight_source import SafetensorsSource, WeightSource
@@ -39,9 +39,16 @@ class StoredLayers:
 
     @classmethod
     def find(
-        cls, source: WeightSource, config: ModelConfig, architecture: Architecture, hidden_state: str = "normed"
+        cls,
+        source: WeightSource,
+        config: ModelConfig,
+        architecture: Architecture,
+        hidden_state: str = "normed",
+        is_apart: bool = False,
     ) -> StoredLayers:
         """Find the layers by the names of the files' tensors.
+
+        If the files are not the target's (`is_apart`), an embedding, a norm and a head in them belong to the layers.
 
         Shapes that are not square show how linear layers are stored. The projection is looked at by itself, since
         files of ERNIE-4.5-300B-A47B have it as [in, out] beside linear layers that are [out, in].
@@ -52,6 +59,8 @@ class StoredLayers:
         prefix = name_prefix(source, architecture)
         names = {re.sub(f"^{prefix}\\.", "model.", name): name for name in source.shapes}
         forms = find_forms(names, config, architecture, hidden_state)
+        if is_apart:
+            forms = [with_tensors_beside(form, architecture, names) for form in forms]
         shapes = Shapes()
         for form in forms:
             shapes.update(form.shapes(config))
@@ -95,7 +104,8 @@ class MTPSource(StoredSource):
                 read `hidden_state`.
         """
         files = SafetensorsSource(folder)
-        layers = StoredLayers.find(files, config, architecture, hidden_state)
+        is_apart = folder.resolve() != Path(config.path).resolve()
+        layers = StoredLayers.find(files, config, architecture, hidden_state, is_apart)
         self.forms = layers.forms
         if not self.forms:
             raise ConfigError(
@@ -112,7 +122,9 @@ class MTPSource(StoredSource):
         return {
             stored: files.shapes[stored]
             for name, stored in layers.names.items()
-            if re.search(pattern, name) or (name not in of_target and not _is_of_decoder(name))
+            if re.search(pattern, name)
+            or stored in self.stored_shapes
+            or not (name in of_target or _is_of_decoder(name))
         }
 
 

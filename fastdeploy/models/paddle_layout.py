@@ -143,7 +143,8 @@ def _is_linear(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and name.endswith(".weight")
 
 
-def _renamed(name: str, prefix: str) -> str:
+def renamed(name: str, prefix: str) -> str:
+    """Return a tensor's name with another prefix than `model`."""
     return f"{prefix}{name.removeprefix('model')}" if name.startswith("model.") else name
 
 
@@ -155,7 +156,7 @@ def stored_whole(
     Newer versions of PaddleFormers store the weights of routers as in torch layout, which their shapes show.
     """
     for name, shape in shapes.items():
-        place = _renamed(name, prefix)
+        place = renamed(name, prefix)
         is_torch_router = name.endswith(ROUTER_WEIGHT) and source.shapes.get(place) == shape != shape[::-1]
         is_linear = _is_linear(name, shape) and name not in embeddings and not is_torch_router
         yield name, Stored(place, shape[::-1] if is_linear else shape, is_linear)
@@ -166,7 +167,7 @@ def stored_fused(
 ) -> Iterator[tuple[str, Stored]]:
     """Yield the parts of the linear layers that the files store fused."""
     for spec in (spec for layer in layers for spec in layer.linears):
-        module = _renamed(spec.stored[0].name, prefix).rpartition(".")[0]
+        module = renamed(spec.stored[0].name, prefix).rpartition(".")[0]
         for fused in _FUSED_NAMES.get(spec.kind, ()):
             if f"{module}.{fused}.weight" in source.shapes:
                 num_groups = _num_qkv_groups(config, architecture) if spec.kind == "qkv" else 1

@@ -10,7 +10,6 @@ from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
-from fastdeploy.config.weight_files import unused_tensors
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, TensorNames
 from fastdeploy.models.layer_parts import LayerWeights
@@ -71,11 +70,10 @@ def check_shapes(
     Raises:
         ConfigError: tensors are missing, unexpected or of a wrong shape; the message lists their names.
     """
-    ignorable = {*unused_tensors(found, config.num_layers)}
-    if config.tie_word_embeddings:  # then the head's values are those of the embedding, if the file has it at all
-        ignorable.add(f"{architecture.names.head}.weight")
+    # The values of a tied head are those of the embedding, if the files have it at all.
+    tied = f"{architecture.names.head}.weight" if config.tie_word_embeddings else ""
     missing = [name for name in expected if name not in found]
-    unexpected = [name for name in found if name not in expected and name not in ignorable]
+    unexpected = [name for name in found if name not in expected and name != tied]
     of_wrong_shape = [
         f"{name} is {list(found[name])}, expected {list(shape)}"
         for name, shape in expected.items()

@@ -176,7 +176,6 @@ def test_an_embedding_and_a_head_that_repeat_the_targets_are_shared(
         "model.layers.3.mlp.experts.8.up_proj.weight",
         "model.layers.3.mlp.gate_proj.weight",
         "model.layers.3.self_attn.rotary.weight",
-        "model.layers.4.input_layernorm.weight",
         "other.model.layers.3.enorm.weight",
         pytest.param(f"model.layers.{'9' * 5000}.eh_proj.weight", id="too many digits"),
     ],

@@ -20,8 +20,8 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.decoder import CausalLM
-from fastdeploy.models.loader import load_model
-from fastdeploy.models.mtp import MTPLayer, load_mtp_layers, num_mtp_layers
+from fastdeploy.models.loader import check_tensors, load_model
+from fastdeploy.models.mtp import MTPLayer, check_mtp_layers, load_mtp_layers
 from fastdeploy.models.registry import check_device, find_architecture
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.ops.registry import selected_backend
@@ -87,7 +87,7 @@ def find_drafting_model(
     with _prefix_errors_with_key():
         path = None if speculative.model is None else resolve_model_path(speculative.model, speculative.revision)
         if isinstance(speculative, MTPConfig):
-            num_layers = _num_layers_used(config, speculative, path or target.path)
+            num_layers = _num_layers_used(config, speculative, path, target)
             return DraftingModelConfig("mtp", target, path, num_layers, target.state_bytes, config.cache.block_size)
         assert path is not None, "a draft model has a checkpoint"
         method = infer_method_of(Path(path))
@@ -102,6 +102,7 @@ def find_drafting_model(
         check_device(draft)
         _check_context(draft, max_model_len)
         _check_vocabulary(draft, target, tokenizer, vocab_limit)
+        check_tensors(draft, config.load_choices)
     return DraftingModelConfig("draft_model", draft, path, draft.num_layers, 0, config.cache.block_size)
 
 
@@ -179,9 +180,10 @@ def describe_drafting_model(
     return {"mtp": {**runner.describe(), "kv_cache_bytes": cache_bytes}}
 
 
-def _num_layers_used(config: EngineConfig, speculative: MTPConfig, folder: str) -> int:
+def _num_layers_used(config: EngineConfig, speculative: MTPConfig, path: str | None, target: ModelConfig) -> int:
     """Return how many MTP layers draft: one per draft, as far as they exist and their rows fit a batch."""
-    found = 1 if config.load_choices == "dummy" else num_mtp_layers(folder, speculative.mtp_hidden_state)
+    is_dummy, state = config.load_choices == "dummy", speculative.mtp_hidden_state
+    found = 1 if is_dummy else check_mtp_layers(path, target, state)
     room = config.scheduler.max_num_batched_tokens // config.scheduler.max_num_seqs
     return max(1, min(found, speculative.num_model_steps, room))
 
