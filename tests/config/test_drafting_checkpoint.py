@@ -65,3 +65,21 @@ def test_damaged_files_are_left_to_the_loader(tmp_path: Path, content: bytes) ->
     (tmp_path / "model.safetensors").write_bytes(content)
     (tmp_path / "config.json").write_bytes(content)
     assert infer_method(str(tmp_path)) == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("names", "method"),
+    [
+        (("fc.weight", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight"), "eagle"),
+        (("model.fc.weight", "model.layers.0.mlp.up_proj.weight"), "eagle"),
+        (("fc.weight", "midlayer.self_attn.q_proj.weight", "d2t", "t2d", "norm.weight", "lm_head.weight"), "eagle3"),
+        (("0.0.linear.weight", "0.0.linear.bias", "0.1.weight", "1.0.linear.weight"), "medusa"),
+        (("medusa_head.0.0.linear.weight",), "medusa"),
+    ],
+)
+def test_published_heads_are_known_by_their_tensors(tmp_path: Path, names: tuple[str, ...], method: str) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_tensors(tmp_path / "model.safetensors", *names)
+    with pytest.raises(ConfigError, match=f"^speculative_config.method: '{method}' is not available yet"):
+        parse_speculative_config({"model": str(tmp_path), "num_speculative_tokens": 2})

@@ -202,6 +202,38 @@ def test_a_separate_folder_in_either_layout_gives_the_same_layer(
     np.testing.assert_array_equal(*outputs)
 
 
+def add_copies(tensors: Tensors) -> None:
+    """Add what belongs to the target, as files of a whole model have it."""
+    stored = load_file(DEMO / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.input_layernorm.weight"):
+        tensors[name] = stored[name]
+    tensors["lm_head.weight"] = stored["model.embed_tokens.weight"]
+
+
+@pytest.mark.parametrize("own", ["", "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
+def test_tensors_beside_a_separate_layer_count_if_they_differ_from_the_targets(
+    target: CausalLM, tmp_path: Path, own: str
+) -> None:
+    def change(tensors: Tensors) -> None:
+        add_copies(tensors)
+        if own:
+            tensors[own] = tensors[own] * 2.0
+
+    layer, plain, shared = load(target, folder_of(tmp_path, change)), load(target), target.shared
+    is_shared = {
+        "model.embed_tokens.weight": layer._embedding is shared.embedding,
+        "model.norm.weight": layer._final_norm is shared.final_norm,
+        "lm_head.weight": layer.head is shared.head,
+    }
+    assert is_shared == {name: name != own for name in is_shared}
+    states = np.random.default_rng(5).standard_normal((9, 256)).astype(np.float32)
+    found, expected = (Stepper(layer)(list(range(50, 59)), states) for layer in (layer, plain))
+    if own == "model.norm.weight":
+        np.testing.assert_allclose(found, 2.0 * expected, rtol=1e-6)
+    elif own != "model.embed_tokens.weight":  # a norm follows the embedding
+        np.testing.assert_array_equal(found, expected)
+
+
 def lose_norm(tensors: Tensors) -> None:
     del tensors["model.mtp_emb_norm.0.weight"]
 

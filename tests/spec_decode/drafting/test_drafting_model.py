@@ -18,10 +18,12 @@ from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.engine import engine_factory
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.packing import pack_checkpoint
 from tests.exactness.requests import run_all
 
@@ -43,6 +45,23 @@ def engine(speculative: Mapping[str, Any], load_choices: str = "default_v1", max
     )
 
 
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if the weights of the target are read."""
+
+    def load(*_arguments: object, **_options: object) -> CausalLM:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(engine_factory, "load_model", load)
+
+
+def write_tensors(folder: Path, *names: str) -> None:
+    """Write a folder of empty tensors."""
+    header = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in names}).encode()
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 def changed_draft(folder: Path, values: Mapping[str, Any]) -> Path:
     """Copy the draft model without its tokenizer, with other values in its config.json."""
     shutil.copy(DRAFT / "model.safetensors", folder)
@@ -60,7 +79,10 @@ def changed_draft(folder: Path, values: Mapping[str, Any]) -> Path:
         ({"num_hidden_layers": 5}, "model.layers.4"),
     ],
 )
-def test_model_that_cannot_draft_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+@pytest.mark.usefixtures("no_weights")
+def test_model_that_cannot_draft_is_refused_before_weights_are_read(
+    tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         engine({"model": str(changed_draft(tmp_path, values))})
     assert caught.value.field == "speculative_config.model"
@@ -92,15 +114,33 @@ def test_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
             {"method": "mtp", "model": "deepseek", "mtp_hidden_state": "raw"},
             "speculative_config.mtp_hidden_state: expected normed, got raw: only layers in ERNIE's form",
         ),
+        ({"model": "eagle"}, "speculative_config.method: 'eagle' is not available yet"),
+        (
+            {"method": "draft_model", "model": "eagle"},
+            "speculative_config.model: eagle is not a draft model but a model for method 'eagle'",
+        ),
+        (
+            {"method": "mtp", "model": "eagle"},
+            "speculative_config.model: eagle contains no layer for multi-token prediction",
+        ),
+        (
+            {"method": "mtp", "model": "layer"},
+            "speculative_config.model: layer: tensors do not match config.json: 11 missing (model.mtp_hidden_norm",
+        ),
+        (
+            {"method": "mtp", "model": "deepseek"},
+            "speculative_config.model: deepseek: tensors do not match config.json: 12 missing (model.layers.14.",
+        ),
     ],
 )
-def test_model_of_another_method_or_without_files_is_refused(
+@pytest.mark.usefixtures("no_weights")
+def test_model_of_another_method_or_without_files_is_refused_before_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculative: dict[str, Any], error: str
 ) -> None:
-    for folder, name in (("layer", "model.mtp_emb_norm.0.weight"), ("deepseek", "model.layers.14.eh_proj.weight")):
-        header = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    write_tensors(tmp_path / "layer", "model.mtp_emb_norm.0.weight")
+    write_tensors(tmp_path / "deepseek", "model.layers.14.eh_proj.weight")
+    write_tensors(tmp_path / "eagle", "fc.weight", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight")
+    (tmp_path / "eagle" / "config.json").write_text((DRAFT / "config.json").read_text())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         engine(speculative)
