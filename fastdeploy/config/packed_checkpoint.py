@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -22,6 +22,8 @@ from fastdeploy.core.errors import ConfigError
 HEADER_FILE, DATA_FILE = "packed_weights.json", "packed_weights.data"
 FORMAT, VERSION = "fastdeploy packed weights", 1
 ITEM_BYTES = {"uint8": 1, "int8": 1, "bfloat16": 2, "float32": 4}
+PAGE = 4096  # bytes; each tensor begins at a multiple
+_KINDS = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
 AGAIN = "run fastdeploy quantize again"
 
 
@@ -117,11 +119,10 @@ def read_packed_header(folder: Path) -> PackedHeader | None:
         _refuse(file, f"was changed after it was written; {AGAIN}")
     try:
         header = _parse(content)
-        are_apart = _are_apart(header)
-    except (AttributeError, KeyError, TypeError, ValueError, ConfigError) as error:
-        _refuse(file, f"is not valid ({error!s:.120}); {AGAIN}")
-    if not are_apart:
-        _refuse(file, f"names bytes twice, or bytes that are not in {DATA_FILE}; {AGAIN}")
+    except (TypeError, ValueError, ConfigError) as error:
+        _refuse(file, f"is not valid: {error!s:.300}; {AGAIN}")
+    if misplaced := _find_misplaced(header):
+        _refuse(file, f"{misplaced:.200} has bytes of another tensor, or bytes that are not in {DATA_FILE}; {AGAIN}")
     try:
         num_bytes = data.stat().st_size
     except OSError as error:
@@ -132,43 +133,77 @@ def read_packed_header(folder: Path) -> PackedHeader | None:
 
 
 def _parse(content: Mapping[str, Any]) -> PackedHeader:
-    entries = {
-        str(name): PackedEntry(
-            entry["kind"], entry["fields"], {key: _tensor(value) for key, value in entry["tensors"].items()}
-        )
-        for name, entry in content["entries"].items()
-    }
-    formats = {name: QuantizationConfig(**content[name]) for name in ("quantization", "mtp_quantization")}
+    """Return what a header says.
+
+    Raises:
+        ValueError, TypeError, ConfigError: something is missing or of another type; names the entry.
+    """
+
+    def value(key: str, kind: type) -> Any:
+        return _expect(key, content.get(key), kind)
+
     return PackedHeader(
-        layout=str(content["layout"]),
-        dtype=str(content["dtype"]),
-        source=str(content["source"]),
-        num_bytes=int(content["num_bytes"]),
-        decoder_bytes=int(content["decoder_bytes"]),
-        mtp_tensors=tuple(content["mtp_tensors"]),
-        entries=entries,
-        **formats,
+        layout=value("layout", str),
+        dtype=value("dtype", str),
+        source=value("source", str),
+        num_bytes=_size("num_bytes", content.get("num_bytes")),
+        decoder_bytes=_size("decoder_bytes", content.get("decoder_bytes")),
+        mtp_tensors=tuple(_expect("mtp_tensors", name, str) for name in value("mtp_tensors", list)),
+        entries={name: _entry(name, entry) for name, entry in value("entries", dict).items()},
+        quantization=QuantizationConfig(**value("quantization", dict)),
+        mtp_quantization=QuantizationConfig(**value("mtp_quantization", dict)),
     )
 
 
-def _tensor(value: Mapping[str, Any]) -> PackedTensor:
-    shape = tuple(int(size) for size in value["shape"])
-    return PackedTensor(str(value["dtype"]), shape, int(value["offset"]), str(value["checksum"]))
+def _expect(where: str, value: Any, kind: type) -> Any:
+    """Return a value of exactly this type."""
+    if type(value) is not kind:
+        raise ValueError(f"{where:.200}: expected {_KINDS[kind]}, got {value!r:.60}")
+    return value
 
 
-def _tensors(header: PackedHeader) -> Iterator[PackedTensor]:
-    for entry in header.entries.values():
-        yield from entry.tensors.values()
+def _size(where: str, value: Any, smallest: int = 1) -> int:
+    size: int = _expect(where, value, int)
+    if size < smallest:
+        raise ValueError(f"{where:.200}: expected at least {smallest}, got {size}")
+    return size
 
 
-def _are_apart(header: PackedHeader) -> bool:
-    """Return whether no tensor is empty, overlaps another one or ends beyond the file."""
+def _entry(name: str, value: Any) -> PackedEntry:
+    entry = _known(name, value, {"kind": str, "fields": dict, "tensors": dict})
+    tensors = {key: _tensor(f"{name:.120}, tensor {key}", tensor) for key, tensor in entry["tensors"].items()}
+    return PackedEntry(entry["kind"], entry["fields"], tensors)
+
+
+def _tensor(where: str, value: Any) -> PackedTensor:
+    tensor = _known(where, value, {"dtype": str, "shape": list, "offset": int, "checksum": str})
+    if tensor["dtype"] not in ITEM_BYTES:
+        raise ValueError(f"{where:.200}: expected a dtype of {', '.join(ITEM_BYTES)}, got {tensor['dtype']!r:.60}")
+    if _size(f"{where}, offset", tensor["offset"], 0) % PAGE:
+        raise ValueError(f"{where:.200}: expected an offset that is a multiple of {PAGE}, got {tensor['offset']}")
+    shape = tuple(_size(f"{where}, shape", size) for size in tensor["shape"])
+    return PackedTensor(tensor["dtype"], shape, tensor["offset"], tensor["checksum"])
+
+
+def _known(where: str, value: Any, kinds: Mapping[str, type]) -> Mapping[str, Any]:
+    """Return an object that has exactly these keys, of these types."""
+    found: Mapping[str, Any] = _expect(where, value, dict)
+    if unknown := [key for key in found if key not in kinds]:
+        raise ValueError(f"{where:.200}: unknown key {unknown[0]!r:.60}")
+    for key, kind in kinds.items():
+        _expect(f"{where}, {key}", found.get(key), kind)
+    return found
+
+
+def _find_misplaced(header: PackedHeader) -> str | None:
+    """Return the name of a weight with a tensor that overlaps another one or ends beyond the file."""
+    tensors = ((tensor, name) for name, entry in header.entries.items() for tensor in entry.tensors.values())
     end = 0
-    for tensor in sorted(_tensors(header), key=lambda tensor: tensor.offset):
-        if tensor.offset < end or min(tensor.shape, default=1) < 1:
-            return False
+    for tensor, name in sorted(tensors, key=lambda item: item[0].offset):
+        if tensor.offset < end or tensor.offset + tensor.num_bytes > header.num_bytes:
+            return name
         end = tensor.offset + tensor.num_bytes
-    return end <= header.num_bytes
+    return None
 
 
 def _digest(content: Mapping[str, Any]) -> str:

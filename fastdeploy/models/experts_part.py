@@ -14,6 +14,7 @@ from paddle import Tensor
 
 from fastdeploy.config.experts_config import ExpertsConfig, RouterRule
 from fastdeploy.layers.experts import SparseMLP
+from fastdeploy.models.expected_weights import ExpectedExperts, ExpectedGate, ExpectedTensor
 from fastdeploy.models.mlp_part import down_spec, gate_up_spec
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, WeightLoader
@@ -145,10 +146,14 @@ class ExpertsPart:
         keep, shape = loader.store.keep, (self.config.num_experts,)
         bias = None
         if self.correction_bias:
-            bias = keep(self.correction_bias, lambda: self._read_bias(loader), shape=shape, dtype="float32")
+            bias = keep(self.correction_bias, lambda: self._read_bias(loader), ExpectedTensor(shape, "float32"))
         return ExpertsWeights(
             norm=loader.copy(self.norm),
-            gate=keep(self.gate, lambda: pack_gate(loader.read(self.gate, _gate_dtype(loader, self.gate)))),
+            gate=keep(
+                self.gate,
+                lambda: pack_gate(loader.read(self.gate, _gate_dtype(loader, self.gate))),
+                ExpectedGate(self.config.num_experts, self.hidden_size),
+            ),
             correction_bias=bias,
             rule=self.config.rule,
             gate_up=self._load_experts(loader, self.gate_up),
@@ -165,11 +170,14 @@ class ExpertsPart:
         return loader.store.keep(
             f"{self.prefix}experts.{first.kind}",
             lambda: _pack(loader, specs, quantization),
-            num_experts=len(specs),
-            in_features=first.in_features,
-            out_features=first.out_features,
-            quantization=quantization,
-            dtype=loader.dtype,
+            ExpectedExperts(
+                len(specs),
+                first.in_features,
+                first.out_features,
+                loader.dtype,
+                quantization,
+                is_gated=first.kind == "gate_up",
+            ),
         )
 
     @property

@@ -28,6 +28,7 @@ from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer
+from fastdeploy.models.expected_weights import ExpectedLinear
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.loader import load_head, open_source, packed_loader
 from fastdeploy.models.mtp_forms import FIELD, MTPForm, ernie_layers, find_forms, usual_form
@@ -274,7 +275,9 @@ def collect_mtp_weights(
     head, head_format = None, loader.quantization.head
     if head_format != target_head and not all(form.head for form in forms):
         head = loader.store.keep(
-            "head for drafts", lambda: load_head(config, load_choices, head_format), quantization=head_format
+            "head for drafts",
+            lambda: load_head(config, load_choices, head_format),
+            ExpectedLinear(config.hidden_size, config.vocab_size, loader.dtype, head_format),
         )
 
     # Layers may share an embedding, a norm and a head that are not the target's.
@@ -340,10 +343,7 @@ def _load(
         return loader.store.keep(
             f"{form.projection}.{of}",
             pack,
-            in_features=hidden,
-            out_features=hidden,
-            quantization=quantization,
-            dtype=loader.dtype,
+            ExpectedLinear(hidden, hidden, loader.dtype, quantization, has_bias=bool(bias)),
         )
 
     return MTPWeights(

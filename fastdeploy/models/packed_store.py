@@ -15,8 +15,9 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from paddle import Tensor
 
 from fastdeploy.config.env import read_env
-from fastdeploy.config.packed_checkpoint import AGAIN, DATA_FILE, PackedEntry, PackedHeader, PackedTensor
+from fastdeploy.config.packed_checkpoint import AGAIN, DATA_FILE, PAGE, PackedEntry, PackedHeader, PackedTensor
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.expected_weights import DATA, ExpectedWeight
 from fastdeploy.ops.backend import MappedFile
 from fastdeploy.ops.checksums import digest_memory
 from fastdeploy.ops.experts import PackedExperts
@@ -25,27 +26,26 @@ from fastdeploy.ops.registry import selected_backend
 
 Packed = TypeVar("Packed", Tensor, PackedLinear, PackedExperts)
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (PackedLinear, PackedExperts)}
-_PAGE = 4096  # bytes; each tensor begins at a multiple
 Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
-_TENSOR, _DATA = "Tensor", "data"
+_TENSOR = "Tensor"
 
 
 class PackedStore(Protocol):
     """Takes or provides packed weights."""
 
-    def keep(self, name: str, make: Callable[[], Packed], **expected: Any) -> Packed:
+    def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight of this name, which `make` makes if it is not there.
 
         Args:
             name: unique in the model.
-            expected: values of its fields, and for a tensor its shape and dtype.
+            expected: what it is, which a weight that is there is compared with.
         """
 
 
 class MadeWeights:
     """Keeps nothing: every weight is made."""
 
-    def keep(self, name: str, make: Callable[[], Packed], **expected: Any) -> Packed:
+    def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight that `make` makes."""
         return make()
 
@@ -92,7 +92,7 @@ class PackedWriter:
         self._file = file
         self._path = path
 
-    def keep(self, name: str, make: Callable[[], Packed], **expected: Any) -> Packed:
+    def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight that `make` makes, after it was written.
 
         Raises:
@@ -101,7 +101,7 @@ class PackedWriter:
         assert name not in self.entries, f"two weights with the name {name}"
         weight: Any = make()
         parts = {field.name: getattr(weight, field.name) for field in fields(weight)} if is_dataclass(weight) else {}
-        tensors = {key: part for key, part in (parts or {_DATA: weight}).items() if isinstance(part, Tensor)}
+        tensors = {key: part for key, part in (parts or {DATA: weight}).items() if isinstance(part, Tensor)}
         entry = PackedEntry(
             kind=type(weight).__name__ if parts else _TENSOR,
             fields={key: part for key, part in parts.items() if key not in tensors},
@@ -114,7 +114,7 @@ class PackedWriter:
 
     def _write(self, tensor: Tensor) -> PackedTensor:
         """Append a tensor at the start of a page."""
-        padding = -self.num_bytes % _PAGE
+        padding = -self.num_bytes % PAGE
         self._file.write(bytes(padding))
         self.num_bytes += padding
         tensor = tensor.contiguous()
@@ -150,7 +150,7 @@ class PackedReader:
         self._file = backend.map_file(self._path, header.num_bytes)
         self._on_progress, self._num_total, self._num_done = on_progress, header.decoder_bytes, 0
 
-    def keep(self, name: str, make: Callable[[], Packed], **expected: Any) -> Packed:
+    def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight of this name.
 
         Raises:
@@ -159,11 +159,9 @@ class PackedReader:
         entry = self._entries.get(name)
         if entry is None:
             raise ConfigError("model", f"{self._path}: {name} is missing; {AGAIN}")
-        found = {**entry.fields, **(vars(entry.tensors[_DATA]) if entry.kind == _TENSOR else {})}
-        for field, value in expected.items():
-            if found.get(field) != value:
-                problem = f"{name} has {field} {found.get(field)!r:.60}, config.json implies {value}"
-                raise ConfigError("model", f"{self._path}: {problem}; {AGAIN}")
+        problem = _difference(entry, expected)
+        if problem:
+            raise ConfigError("model", f"{self._path}: {name} {problem}; {AGAIN}")
         weight: Packed = _assemble(entry, self._file)
         if self._verifies:
             self._verify(name, entry, weight)
@@ -180,7 +178,26 @@ class PackedReader:
                 raise ConfigError("model", f"{self._path}: the bytes of {name} were changed; {AGAIN}")
 
 
+def _difference(entry: PackedEntry, expected: ExpectedWeight) -> str:
+    """Return what a weight has that it should not have, as the rest of a sentence; empty if it is as expected."""
+    if entry.kind != expected.kind:
+        return f"is a {entry.kind:.60}, expected a {expected.kind}"
+    for field, value in expected.fields.items():
+        found = entry.fields.get(field, "nothing")
+        if type(found) is not type(value) or found != value:
+            return f"has {field} {found!r:.60}, config.json implies {value}"
+    for what, names, known in (("field", entry.fields, expected.fields), ("tensor", entry.tensors, expected.tensors)):
+        for other in [*(name for name in names if name not in known), *(name for name in known if name not in names)]:
+            return f"{'has an unknown' if other in names else 'lacks the'} {what} {other:.60}"
+    for name, (shape, dtypes) in expected.tensors.items():
+        stored = entry.tensors[name]
+        if stored.shape != shape or stored.dtype not in dtypes:
+            found = f"{stored.dtype}{list(stored.shape)!s:.60}"
+            return f"has {name} {found}, config.json implies {' or '.join(dtypes)}{list(shape)}"
+    return ""
+
+
 def _assemble(entry: PackedEntry, file: MappedFile) -> Any:
     """Return a weight whose memory is the mapped file."""
     tensors = {key: file.tensor(stored.dtype, stored.shape, stored.offset) for key, stored in entry.tensors.items()}
-    return tensors[_DATA] if entry.kind == _TENSOR else _KINDS[entry.kind](**entry.fields, **tensors)
+    return tensors[DATA] if entry.kind == _TENSOR else _KINDS[entry.kind](**entry.fields, **tensors)

@@ -12,6 +12,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.models.expected_weights import ExpectedLinear, ExpectedTensor
 from fastdeploy.models.packed_store import MadeWeights, PackedStore, Progress
 from fastdeploy.models.weight_source import WeightSource
 from fastdeploy.ops.linear import PackedLinear, WeightPiece, pack_linear
@@ -113,7 +114,7 @@ class WeightLoader:
         def make() -> Tensor:
             return selected_backend().place(self.read(name))
 
-        return self.store.keep(name, make, shape=self._shapes[name], dtype=self.dtype)
+        return self.store.keep(name, make, ExpectedTensor(self._shapes[name], self.dtype))
 
     def read(self, name: str, dtype: str | None = None) -> Tensor:
         """Return a copy of one tensor on the host, which does not depend on the mapped file.
@@ -130,10 +131,14 @@ class WeightLoader:
         return self.store.keep(
             spec.name,
             lambda: self._pack(spec, quantization),
-            in_features=spec.in_features,
-            out_features=spec.out_features,
-            quantization=quantization,
-            dtype=self.dtype,
+            ExpectedLinear(
+                spec.in_features,
+                spec.out_features,
+                self.dtype,
+                quantization,
+                is_gated=spec.kind == "gate_up",
+                has_bias=spec.has_bias,
+            ),
         )
 
     def _pack(self, spec: LinearSpec, quantization: str) -> PackedLinear:

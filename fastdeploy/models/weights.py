@@ -12,6 +12,7 @@ from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, TensorNames
+from fastdeploy.models.expected_weights import ExpectedLinear
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.packed_store import PackedStore, Progress
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
@@ -162,10 +163,7 @@ def _tied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tupl
     head = loader.store.keep(
         f"{name}.head",
         pack,
-        in_features=config.hidden_size,
-        out_features=config.vocab_size,
-        quantization=quantization,
-        dtype=loader.dtype,
+        ExpectedLinear(config.hidden_size, config.vocab_size, loader.dtype, quantization),
     )
     return head if is_shared else loader.copy(name), head
 

@@ -203,6 +203,22 @@ class Backend(ABC):
         """
         raise NotImplementedError(f"backend {self.device}: KV blocks do not move between engines")
 
+    def packed_size(self, out_features: int, in_features: int, quantization: str, is_gated: bool) -> int:
+        """Return the number of elements of the packed weight of a linear layer; bytes if it is quantized.
+
+        Raises:
+            NotImplementedError: weights are not mapped from files.
+        """
+        raise NotImplementedError(f"backend {self.device}: weights are not mapped from files")
+
+    def packed_gate_shape(self, num_experts: int, hidden_size: int) -> tuple[int, ...]:
+        """Return the shape of the packed weight of a router.
+
+        Raises:
+            NotImplementedError: weights are not mapped from files.
+        """
+        raise NotImplementedError(f"backend {self.device}: weights are not mapped from files")
+
     def map_file(self, path: Path, num_bytes: int) -> MappedFile:
         """Map the first num_bytes bytes of a file of packed weights, of which there is at least one.
 

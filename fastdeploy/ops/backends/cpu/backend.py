@@ -91,6 +91,14 @@ class CpuBackend(Backend):
         block_bytes = rows_per_block * rows.shape[1] * int(rows.element_size())
         return BlockRegion(rows.data_ptr(), num_blocks, 1, block_bytes, 0)
 
+    def packed_size(self, out_features: int, in_features: int, quantization: str, is_gated: bool) -> int:
+        """Return the number of elements of the packed weight of a linear layer."""
+        return linear.num_packed_elements(out_features, in_features, quantization, is_gated)
+
+    def packed_gate_shape(self, num_experts: int, hidden_size: int) -> tuple[int, ...]:
+        """Return the shape of the packed weight of a router."""
+        return experts.gate_shape(num_experts, hidden_size)
+
     def map_file(self, path: Path, num_bytes: int) -> MappedFile:
         """Map a file, as `Backend.map_file` says."""
         return MappedFile(path, num_bytes)

@@ -26,12 +26,17 @@ from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, WeightPiece, c
 def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
     """Return [panels, hidden_size, 16]: panels of 16 experts, padded with zeros."""
     num_experts, width = weight.shape
-    num_panels = -(-num_experts // PANEL)
+    num_panels, *_ = shape = gate_shape(num_experts, width)
     padded = paddle.zeros([num_panels * PANEL, width], weight.dtype)
     padded[:num_experts] = weight
-    packed = allocate_streamed([num_panels, width, PANEL], dtype_name(weight))
+    packed = allocate_streamed([*shape], dtype_name(weight))
     packed[:] = padded.reshape([num_panels, PANEL, width]).transpose([0, 2, 1])
     return packed
+
+
+def gate_shape(num_experts: int, hidden_size: int) -> tuple[int, int, int]:
+    """Return the shape of a packed gate."""
+    return -(-num_experts // PANEL), hidden_size, PANEL
 
 
 def pack_experts(
