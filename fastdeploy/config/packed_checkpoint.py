@@ -150,8 +150,8 @@ def _parse(content: Mapping[str, Any]) -> PackedHeader:
         decoder_bytes=_size("decoder_bytes", content.get("decoder_bytes")),
         mtp_tensors=tuple(_expect("mtp_tensors", name, str) for name in value("mtp_tensors", list)),
         entries={name: _entry(name, entry) for name, entry in value("entries", dict).items()},
-        quantization=QuantizationConfig(**value("quantization", dict)),
-        mtp_quantization=QuantizationConfig(**value("mtp_quantization", dict)),
+        quantization=_formats("quantization", content.get("quantization")),
+        mtp_quantization=_formats("mtp_quantization", content.get("mtp_quantization")),
     )
 
 
@@ -160,6 +160,14 @@ def _expect(where: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise ValueError(f"{where:.200}: expected {_KINDS[kind]}, got {value!r:.60}")
     return value
+
+
+def _formats(where: str, value: Any) -> QuantizationConfig:
+    parts: dict[str, Any] = _expect(where, value, dict)
+    for part, format in parts.items():
+        if format is not None:
+            _expect(f"{where}.{part}", format, str)
+    return QuantizationConfig(**parts)
 
 
 def _size(where: str, value: Any, smallest: int = 1) -> int:
