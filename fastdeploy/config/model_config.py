@@ -14,7 +14,7 @@ from fastdeploy.config.experts_config import ExpertsConfig, parse_experts
 from fastdeploy.config.family_defaults import TRANSFORMERS, FamilyDefaults, find_defaults
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, read_quantization, refuse_foreign_folder
 from fastdeploy.config.generation_defaults import GenerationDefaults, parse_generation_defaults
-from fastdeploy.config.packed_checkpoint import PackedHeader, read_packed_header
+from fastdeploy.config.packed_checkpoint import AGAIN, HEADER_FILE, PackedHeader, read_packed_header
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.config.unused_keys import unused_keys
@@ -290,6 +290,10 @@ def _with_packed(config: ModelConfig, packed: PackedHeader, dtype: str) -> Model
     """Return the configuration of packed weights, whose head may be another one than config.json says."""
     if dtype not in ("auto", packed.dtype):
         raise ConfigError("dtype", f"{config.path} is packed for dtype {packed.dtype}, got {dtype}")
+    try:
+        packed.quantization.for_model(config.has_experts)
+    except ConfigError as error:
+        raise ConfigError("model", f"{config.path}/{HEADER_FILE}: {error}; {AGAIN}") from None
     is_tied = config.tie_word_embeddings and "lm_head" not in packed.entries
     return replace(config, packed=packed, quantization=packed.quantization, tie_word_embeddings=is_tied)
 
