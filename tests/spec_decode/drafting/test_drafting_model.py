@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.paddle import load_file, save_file
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
@@ -87,6 +88,24 @@ def test_model_that_cannot_draft_is_refused_before_weights_are_read(
         engine({"model": str(changed_draft(tmp_path, values))})
     assert caught.value.field == "speculative_config.model"
     assert "\n" not in str(caught.value)
+
+
+def test_the_own_head_of_a_draft_model_counts_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = changed_draft(tmp_path, {})
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = -tensors["model.embed_tokens.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with caplog.at_level("WARNING", "fastdeploy.engine"):
+        tied, own = (
+            engine({"model": model}).describe()["speculation"]["draft_model"]["weights_bytes"]
+            for model in ("demo/draft", str(folder))
+        )
+    config = ModelConfig.from_pretrained(DRAFT)
+    assert own - tied == 2 * config.vocab_size * config.hidden_size
+    [line] = [record.getMessage() for record in caplog.records if "lm_head.weight" in record.getMessage()]
+    assert line.startswith(f"{folder}/model.safetensors: lm_head.weight is used, since it differs")
 
 
 def test_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
