@@ -233,6 +233,7 @@ ARGUMENTS: dict[str, Any] = {
     **{"old": "a", "new": "<b>", "name": "a", "attribute": "a", "linecount": 2, "slices": 2, "default_value": 1},
     **{"d": "; ", "width": 5, "length": 4, "count": 1, "base": 16, "precision": 1, "fill_with": "x"},
 }
+PASSED_BY_JINJA = ("context", "environment", "env", "eval_ctx")
 POSITIONAL = ("map", "select", "reject", "selectattr", "rejectattr", "format")  # take any arguments
 FILTERS = sorted(set(jinja2.filters.FILTERS) - {"random", "lipsum", *POSITIONAL, "tojson"})
 
@@ -241,7 +242,7 @@ FILTERS = sorted(set(jinja2.filters.FILTERS) - {"random", "lipsum", *POSITIONAL,
 def test_filters_take_the_arguments_of_jinja_by_name_and_by_position(name: str) -> None:
     function = jinja2.filters.FILTERS[name]
     signature = inspect.signature(inspect.unwrap(function))
-    parameters = [p for p in signature.parameters.values() if p.name not in ("context", "environment", "env", "eval_ctx")][1:]
+    parameters = [p for p in signature.parameters.values() if p.name not in PASSED_BY_JINJA][1:]
     given = {p.name: ARGUMENTS.get(p.name, p.default) for p in parameters}
     required = [p.name for p in parameters if p.default is p.empty]
     used = {**{p: f"{p}={p}" for p in required}}
