@@ -8,7 +8,8 @@ import sys
 
 # `python -m` would look for the package in the current directory first, which may be a checkout of other sources.
 _CODE = (
-    "import sys; sys.path[:] = sys.argv.pop(1).split(':'); import runpy; "
+    "import sys; sys.path[:] = sys.argv.pop(1).split(':'); "
+    "from fastdeploy.core.standard_streams import open_standard_streams; open_standard_streams(); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 _PASSED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")

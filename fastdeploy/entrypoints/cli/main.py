@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from fastdeploy.config.env import Env, read_env
 from fastdeploy.core.errors import DeviceFailedError, FastDeployError, error_lines
+from fastdeploy.core.standard_streams import open_standard_streams
 from fastdeploy.entrypoints.cli.parser import run_subcommand
 from fastdeploy.version import __version__
 
@@ -50,6 +51,7 @@ BROKEN_PIPE_STATUS = 141  # as of programs that SIGPIPE ends
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status: 2 for wrong flags and files, 1 for a device that cannot be used."""
+    open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")

@@ -21,6 +21,7 @@ from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, DeviceFailedError, EngineDeadError, error_lines
 from fastdeploy.core.faults import arm
 from fastdeploy.core.process import write_stacks_on_signal
+from fastdeploy.core.standard_streams import open_standard_streams
 from fastdeploy.entrypoints.openai.lifecycle import (
     announce_drain,
     drain,
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
 
     0: drained; 1: the engine died, or the device cannot be used; 2: the configuration cannot be used.
     """
+    open_standard_streams()
     env = Env()
     write_stacks_on_signal()
     try:

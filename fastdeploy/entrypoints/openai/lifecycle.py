@@ -43,6 +43,7 @@ from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.scheduler.base import RequestScheduler
 
 DRAIN_POLL_S = 0.05
+LEAST_OPEN_FILES = 128  # a server has about 30 open before its first connection, and more while it starts
 FINAL_RESPONSES_S = 1.0  # time to send the errors of a dead engine to the clients
 
 
@@ -122,8 +123,14 @@ async def serving(server: ApiServer, listener: socket.socket) -> AsyncIterator[N
 
 
 def raise_file_limit() -> None:
-    """Raise the limit on open connections to the maximum that the system allows this process."""
+    """Raise the limit on open connections to the maximum that the system allows this process.
+
+    Raises:
+        ConfigError: a server would fail below this maximum, wherever it opens the first file too many.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < LEAST_OPEN_FILES:
+        raise ConfigError("ulimit -n", f"expected a limit of at least {LEAST_OPEN_FILES} open files, got {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
