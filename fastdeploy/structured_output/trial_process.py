@@ -3,7 +3,8 @@
 
 The library that compiles grammars has limits of its own, but some short forms take it minutes or all memory. The
 process (`main`) reads the vocabulary once, then forks for each form: the fork starts with the vocabulary in its memory,
-and its end, whatever its cause, costs nothing but itself. Requests and answers are lines of JSON.
+and its end, whatever its cause, costs nothing but itself. A limit that ends it is a verdict on the form; a kill from
+outside is none, and the form is tried once more. Requests and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +41,17 @@ MAX_WAIT_S = 30.0  # for one form: much more than MAX_CPU_S, because the process
 MAX_START_S = 300.0  # until the vocabulary is read
 NICE = 19
 STACK_BYTES = 256 << 20  # a chain of references needs 3 kB per link, and the longest has about 10,000 links
+KILLS_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # which no limit of a trial sends
+NUM_TRIES = 2  # of a form whose process was killed
 _TOO_LARGE = f"takes more than {MAX_CPU_S:g} s of processor time or {MAX_MEMORY_BYTES >> 20} MiB to compile"
 
 
 class TrialError(Exception):
     """The process could not try a form; this says nothing about the form."""
+
+
+class TrialEndedError(TrialError):
+    """The process, or its fork for the form, was killed, but not by the limits of a trial."""
 
 
 class TrialTimeoutError(TrialError):
@@ -81,19 +89,33 @@ class TrialProcess:
         self._is_closed = False
 
     def run(self, vocabulary: Vocabulary, spec: StructuredOutputsParams) -> Verdict:
-        """Try a form.
+        """Try a form, once more if the process is killed meanwhile: by the administrator, or for lack of memory.
 
         Raises:
             TrialTimeoutError: the trial has taken MAX_WAIT_S seconds.
+            TrialEndedError: the process was killed each time.
             TrialError: the process has failed.
         """
+        for _ in range(NUM_TRIES - 1):
+            with suppress(TrialEndedError):
+                return self._try(vocabulary, spec)
+        return self._try(vocabulary, spec)
+
+    def _try(self, vocabulary: Vocabulary, spec: StructuredOutputsParams) -> Verdict:
         try:
             if self._process is None:
                 self._start(vocabulary)
-            return Verdict(**self._exchange(_line(spec.arguments), MAX_WAIT_S))
+            answer = self._exchange(_line(spec.arguments), MAX_WAIT_S)
+            verdict = None if "killed_by" in answer else Verdict(**answer)
+        except BrokenPipeError as error:
+            self._kill()
+            raise TrialEndedError("the process has ended") from error
         except (OSError, ValueError, TypeError, TrialError) as error:
             self._kill()
             raise error if isinstance(error, TrialError) else TrialError(str(error)) from error
+        if verdict is None:
+            raise TrialEndedError(f"signal {answer['killed_by']} has ended the trial")
+        return verdict
 
     def close(self) -> None:
         """Kill the process for good."""
@@ -130,7 +152,7 @@ class TrialProcess:
                 raise TrialTimeoutError(f"the trial of the form has taken more than {timeout_s:g} s")
             data = os.read(process.stdout.fileno(), 1 << 20)
             if not data:
-                raise TrialError("the process has ended")
+                raise TrialEndedError("the process has ended")
             self._output += data
         answer, _, self._output = self._output.partition(b"\n")
         return dict(json.loads(answer))
@@ -156,15 +178,31 @@ def main(arguments: Sequence[str]) -> None:
     _write({})
     os.nice(NICE)
     while line := sys.stdin.buffer.readline():
-        process_id = os.getpid()
-        child_id = os.fork()
-        if child_id == 0:
-            die_with_parent(process_id)
-            _run_with_limits(tokenizer, vocabulary, line)
-            os._exit(0)
-        _, status = os.waitpid(child_id, 0)
-        if status != 0:
+        answer, status = _fork(tokenizer, vocabulary, line)
+        if answer.endswith(b"\n"):  # whatever has ended the fork afterwards
+            sys.stdout.buffer.write(answer)
+            sys.stdout.buffer.flush()
+        elif os.WIFSIGNALED(status) and os.WTERMSIG(status) in KILLS_FROM_OUTSIDE:
+            _write({"killed_by": os.WTERMSIG(status)})
+        else:
             _write({"message": _TOO_LARGE})
+
+
+def _fork(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> tuple[bytes, int]:
+    """Answer one form in a fork, whose standard output is a pipe; return what it has written, and its wait status."""
+    process_id = os.getpid()
+    reading, writing = os.pipe()
+    child_id = os.fork()
+    if child_id == 0:
+        die_with_parent(process_id)
+        os.dup2(writing, sys.stdout.fileno())
+        _run_with_limits(tokenizer, vocabulary, line)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        answer = pipe.read()
+    _, status = os.waitpid(child_id, 0)
+    return answer, status
 
 
 def _run_with_limits(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ import pytest
 
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.structured_output import trial_process
-from fastdeploy.structured_output.trial_process import TrialError, TrialProcess, Verdict
-from fastdeploy.structured_output.vocabulary import TokenizerAdapter
+from fastdeploy.structured_output.trial_process import TrialEndedError, TrialError, TrialProcess, Verdict
+from fastdeploy.structured_output.vocabulary import TokenizerAdapter, Vocabulary
 from tests.detokenize.tokenizers_for_tests import make_tokenizer
 
 ENDLESS = {"grammar": 'start: %json {"type": "number", "multipleOf": 2147483648}'}
@@ -98,13 +99,72 @@ def test_a_panic_of_the_library_refuses_the_form(monkeypatch: pytest.MonkeyPatch
     }
 
 
-def test_a_process_that_was_killed_says_nothing_about_the_form_and_starts_again(trial: TrialProcess) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_form_whose_process_was_killed_is_tried_once_more(trial: TrialProcess, number: signal.Signals) -> None:
     assert try_form(trial, regex="a").source
     assert trial._process is not None
-    os.kill(trial._process.pid, signal.SIGKILL)
-    with pytest.raises(TrialError):
-        try_form(trial, regex="b")
+    os.kill(trial._process.pid, number)
     assert try_form(trial, regex="b").source
+
+
+def test_a_process_that_is_killed_each_time_says_nothing_about_the_form(
+    trial: TrialProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, num_starts = trial._start, 0
+
+    def start_and_kill(vocabulary: Vocabulary) -> None:
+        nonlocal num_starts
+        num_starts += 1
+        start(vocabulary)
+        assert trial._process is not None
+        trial._process.kill()
+
+    monkeypatch.setattr(trial, "_start", start_and_kill)
+    with pytest.raises(TrialEndedError):
+        try_form(trial, regex="b")
+    assert num_starts == 2
+    monkeypatch.undo()
+    assert try_form(trial, regex="b").source
+
+
+@pytest.mark.parametrize("num_kills", [1, 2])
+def test_a_trial_that_is_killed_is_tried_again_and_its_own_limit_is_a_verdict(
+    trial: TrialProcess, num_kills: int
+) -> None:
+    assert try_form(trial, regex="a").source
+    killed: set[int] = set()
+    with ThreadPoolExecutor() as executor:
+        process = trial._process
+        trying = executor.submit(try_form, trial, **ENDLESS)
+        while len(killed) < num_kills:
+            for pid in forks_of(trial) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            time.sleep(0.01)
+        if num_kills == 1:
+            assert trying.result() == Verdict(message=TOO_LARGE)
+        else:
+            with pytest.raises(TrialEndedError, match="signal 9"):
+                trying.result()
+        assert trial._process is process, "the vocabulary is not read again"
+
+
+def forks_of(trial: TrialProcess) -> set[int]:
+    assert trial._process is not None
+    pid = trial._process.pid
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def test_a_fork_that_is_killed_after_its_answer_gives_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer_and_die(*args: Any) -> None:
+        os.write(sys.stdout.fileno(), b"{}\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(trial_process, "_run_with_limits", answer_and_die)
+    with open(os.devnull, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        answer, status = trial_process._fork(None, None, b"")  # type: ignore[arg-type]
+    assert (answer, os.WTERMSIG(status)) == (b"{}\n", signal.SIGKILL)
 
 
 def test_a_closed_process_does_not_start_again(trial: TrialProcess) -> None:
