@@ -91,10 +91,12 @@ def have_flags(paths: Iterable[str]) -> list[str]:
     return [f"-DFD_HAVE_{path.upper()}=1" for path in paths]
 
 
-@cache
-def source_hash(*paths: str) -> str:
-    """Return the hash of the package's native sources and of the paths to build, which a library reports as its own."""
-    return digest(*paths, hash_of_folders("common", "cpu_ops", "host"))
+def source_hash() -> str:
+    """Return the hash of the package's native sources, which a library reports as its own.
+
+    The paths to build are no part of it: two nodes whose libraries run the same path compute the same bits.
+    """
+    return hash_of_folders("common", "cpu_ops", "host")
 
 
 class Library(Extension):
@@ -137,7 +139,7 @@ def compile_jobs(source: str, paddle_includes: list[str], paths: dict[str, list[
     text = contents(path)
     flags = paddle_includes if path.name.startswith("paddle") else ["-fvisibility=hidden"]
     if "FD_SOURCE_HASH" in text:
-        flags = [*flags, f'-DFD_SOURCE_HASH="{source_hash(*paths)}"', f'-DFD_VERSION="{VERSION}"']
+        flags = [*flags, f'-DFD_SOURCE_HASH="{source_hash()}"', f'-DFD_VERSION="{VERSION}"']
     if "FD_HAVE" in text:
         flags = [*flags, *have_flags(paths)]
     jobs = []

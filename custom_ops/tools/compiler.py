@@ -26,6 +26,7 @@ OPS = ROOT / "custom_ops"
 OBJECTS = ROOT / "build" / "objects"
 VERSION = runpy.run_path(str(ROOT / "fastdeploy" / "version.py"))["__version__"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+SOURCE_SUFFIXES = (".h", ".cc", ".cu")
 COMPILER = os.environ.get("CXX", "g++").split()
 
 
@@ -39,8 +40,8 @@ def digest(*parts: str | bytes) -> str:
 
 
 def hash_of_folders(*names: str) -> str:
-    """Return the hash of all sources in these folders, comments excepted."""
-    files = sorted(path for name in names for path in (OPS / name).iterdir())
+    """Return the hash of all sources in these folders, comments excepted; other files there do not count."""
+    files = sorted(path for name in names for path in (OPS / name).iterdir() if path.suffix in SOURCE_SUFFIXES)
     return digest(*(part for path in files for part in (str(path.relative_to(OPS)), code(path))))
 
 

@@ -37,9 +37,23 @@ def test_every_progress_line_is_one_write(
     assert sorted(written) == [f"[{number}/8] {name}\n" for number, name in enumerate(names, 1)]
 
 
-def test_a_library_with_fewer_paths_has_another_hash(build: dict[str, Any]) -> None:
-    hashes = []
+def test_libraries_of_the_same_sources_have_one_hash_whichever_paths_are_built(build: dict[str, Any]) -> None:
+    hashes = set()
     for choice in ("all", "native"):
         [job] = build["compile_jobs"]("custom_ops/common/version.cc", [], build["select_paths"](choice))
-        hashes.append(next(flag for flag in job.command if flag.startswith("-DFD_SOURCE_HASH=")))
-    assert hashes[0] != hashes[1]
+        hashes.add(next(flag for flag in job.command if flag.startswith("-DFD_SOURCE_HASH=")))
+    assert len(hashes) == 1
+
+
+def test_the_hash_of_a_library_follows_its_sources_and_no_other_file(
+    build: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hash_of_folders = build["hash_of_folders"]
+    monkeypatch.setitem(hash_of_folders.__globals__, "OPS", tmp_path)
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "a.cc").write_text("int a;")
+    first = hash_of_folders("common")
+    (tmp_path / "common" / "a.cc.orig").write_text("int b;")
+    assert hash_of_folders("common") == first
+    (tmp_path / "common" / "b.h").write_text("int b;")
+    assert hash_of_folders("common") != first
