@@ -182,6 +182,7 @@ class MockEngine:
             },
             "cluster": {
                 "group": self._options.get("group", "mock"),
+                "parts": {"model": self._options.get("group", "mock")},
                 "layouts": LAYOUT if self.transfer else {},
                 "num_slots": self.transfer.arena.num_slots if self.transfer else 0,
                 "bytes": self.transfer.arena.num_slots * SLOT_BYTES if self.transfer else 0,

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 Fingerprint = Mapping[str, Any]
 
 
-def group_digest(spec: EngineSpec, fingerprint: Fingerprint, max_model_len: int) -> str:
-    """Return a digest of all that decides the bits of a text, and whether a request is accepted.
+MAX_SHOWN = 60  # characters of a value; a longer one is shown as its digest
+
+
+def group_parts(spec: EngineSpec, fingerprint: Fingerprint, max_model_len: int) -> dict[str, str]:
+    """Return all that decides the bits of a text, and whether a request is accepted, in words by name.
 
     Methods of speculation may differ. So may the degree of tensor parallelism, which does not change the bits.
 
@@ -42,7 +45,13 @@ def group_digest(spec: EngineSpec, fingerprint: Fingerprint, max_model_len: int)
         "reasoning_parser": config.reasoning_parser,
         "hands_over": config.hands_over,  # nodes with one queue would leave tickets for prefill standing
     }
-    return _digest(_numerics(fingerprint), golden_digest(), contract)
+    parts = dict(_numerics(fingerprint)) | {"results of operators": golden_digest()} | contract
+    return {name: _show(value) for name, value in parts.items()}
+
+
+def group_digest(parts: Mapping[str, str]) -> str:
+    """Return the group of a node with these parts."""
+    return _digest(sorted(parts.items()))
 
 
 def layout_digests(spec: EngineSpec, fingerprint: Fingerprint, drafting: DraftingModelConfig | None) -> dict[str, str]:
@@ -65,6 +74,11 @@ def layout_digests(spec: EngineSpec, fingerprint: Fingerprint, drafting: Draftin
 
 def _numerics(fingerprint: Fingerprint) -> list[tuple[str, Any]]:
     return sorted((name, value) for name, value in fingerprint.items() if name != "tensor_parallel_size")
+
+
+def _show(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= MAX_SHOWN else _digest(value)
 
 
 def _digest(*values: Any) -> str:

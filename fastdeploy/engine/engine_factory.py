@@ -24,7 +24,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import MIN_PREFILL_ROWS, BatchScheduler
-from fastdeploy.engine.cluster_group import group_digest, layout_digests
+from fastdeploy.engine.cluster_group import group_digest, group_parts, layout_digests
 from fastdeploy.engine.description import describe_engine, make_fingerprint
 from fastdeploy.engine.end_tokens import find_eos_token_ids
 from fastdeploy.engine.engine import Engine
@@ -184,8 +184,10 @@ def _join_cluster(
     if spec.config.hands_over:
         layouts = layout_digests(spec, fingerprint, drafting)
         engine.transfer = make_kv_transfer(engine, memory.num_slots, layouts)
+    parts = group_parts(spec, fingerprint, engine.max_model_len)
     return {
-        "group": group_digest(spec, fingerprint, engine.max_model_len),
+        "group": group_digest(parts),
+        "parts": parts,
         "layouts": layouts,
         "num_slots": memory.num_slots,
         "slot_bytes": memory.slot_bytes,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,10 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import _read_model_files, make_engine
 from fastdeploy.engine.kv_transfer import KVTransfer
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.kv_cache.connectors.base import Host
 from fastdeploy.ops.golden import golden_digest
+from fastdeploy.scheduler.messages import NodeRecord, decode_record, encode
+from fastdeploy.scheduler.request_states import Role
 from fastdeploy.worker.block_mover import BlockMover
 from tests.exactness.engines import config, configured
 
@@ -52,7 +56,8 @@ def test_with_one_queue_there_is_a_group_and_no_arena(plain: dict[str, Any]) -> 
     cluster = engine.describe()["cluster"]
     assert cluster["group"] != plain["group"], "its nodes leave tickets for prefill standing"
     nothing = {"layouts": {}, "num_slots": 0, "slot_bytes": 0, "bytes": 0}
-    assert cluster == plain | nothing | {"group": cluster["group"]}
+    assert cluster == plain | nothing | {name: cluster[name] for name in ("group", "parts")}
+    assert [name for name in plain["parts"] if plain["parts"][name] != cluster["parts"][name]] == ["hands_over"]
 
 
 def test_equal_files_in_another_folder_form_one_group(tmp_path: Path, plain: dict[str, Any]) -> None:
@@ -182,6 +187,17 @@ def test_waiting_tokens_are_counted_in_a_cluster(plain: dict[str, Any]) -> None:
 def test_end_tokens_and_vocabulary_are_part_of_the_group(changes: dict[str, Any]) -> None:
     spec = _read_model_files(config())
     fingerprint = {"dtype": "bfloat16", "tensor_parallel_size": 1}
-    group = cluster_group.group_digest(spec, fingerprint, 256)
-    assert cluster_group.group_digest(replace(spec, **changes), fingerprint, 256) != group
-    assert cluster_group.group_digest(spec, fingerprint | {"tensor_parallel_size": 4}, 256) == group
+    parts = cluster_group.group_parts(spec, fingerprint, 256)
+    other = cluster_group.group_parts(replace(spec, **changes), fingerprint, 256)
+    assert [name for name in parts if parts[name] != other[name]] == list(changes)
+    assert cluster_group.group_digest(parts) != cluster_group.group_digest(other)
+    assert cluster_group.group_parts(spec, fingerprint | {"tensor_parallel_size": 4}, 256) == parts
+
+
+def test_parts_are_short_lines_and_the_group_is_their_digest(plain: dict[str, Any]) -> None:
+    parts = plain["parts"]
+    assert parts.keys() >= {"isa", "operator_library", "results of operators", "max_model_len", "checkpoint"}
+    assert all(re.fullmatch(r"[ -~]{1,60}", text) for text in parts.values())
+    assert plain["group"] == cluster_group.group_digest(parts)
+    record = NodeRecord(1, 1, Role.MIXED, plain["group"], Host("b", "n", 0), parts=parts)
+    assert decode_record(encode(record)).parts == parts
