@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
+from random import SystemRandom
 
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.stats import NodeStats
@@ -31,6 +32,7 @@ from fastdeploy.scheduler.agent_transfers import Transfers
 from fastdeploy.scheduler.held_ticket import HeldState, HeldTicket
 from fastdeploy.scheduler.keys import Keys
 from fastdeploy.scheduler.limits import limits_of
+from fastdeploy.scheduler.liveness import next_incarnation
 from fastdeploy.scheduler.membership import Membership
 from fastdeploy.scheduler.messages import BadMessageError, NodeRecord, decode_to_node
 from fastdeploy.scheduler.node_events import (
@@ -40,6 +42,7 @@ from fastdeploy.scheduler.node_events import (
     HandOver,
     NodeAction,
     NodeEvent,
+    RecordWritten,
     Register,
     RunId,
     SetRole,
@@ -98,7 +101,7 @@ class Agent:
         self._rooms = Rooms(config.max_num_seqs, config.max_num_batched_tokens)
         slot_bytes = cluster["bytes"] // max(1, self._num_slots)
         self._transfers = Transfers(engine, connectors, record.layouts, slot_bytes)
-        now, incarnation = time.monotonic(), int(time.time() * 1000)
+        now, incarnation = time.monotonic(), next_incarnation(None, SystemRandom())  # until Redis has been asked
         self.states = NodeStates(self._node, incarnation, record.role, self._num_slots, self._limits, now)
         self.states.handle(RedisLost(), now)  # until the first heartbeat
         self._membership = Membership(self._node, record, self._limits, store, keys)
@@ -284,18 +287,26 @@ class Agent:
         if self._is_first_look:
             await self._check_redis()
         self._is_first_look = False
+        written = RecordWritten(self.states.incarnation)
         lost_writes = await self._membership.beat(self.states, self._engine.stats)
         if lost_writes or not self._is_up:
             self.return_to_redis()
+        self.handle(written)
         self.handle_all(await self._membership.look(self.states))
         self._transfers.keep_only(self._membership.records)
 
     async def _check_redis(self) -> None:
-        """Check that Redis can be used, and that no other node has this id; raise ConfigError, StoreError."""
+        """Check that Redis can be used, and that no other node has this id, and choose the incarnation.
+
+        Raises:
+            ConfigError: Redis cannot be used, or another node is alive.
+            StoreError: Redis is away.
+        """
         for note in await self._store.check_server():
             logger.warning(note)
-        if not self._config.is_replacement:
-            await self._membership.wait_alone()
+        membership = self._membership
+        old = await (membership.read_own() if self._config.is_replacement else membership.wait_alone())
+        self.states.incarnation = next_incarnation(None if old is None else old.incarnation, SystemRandom())
 
     def report(self) -> NodeStats:
         """Return the agent's counters and its present state."""

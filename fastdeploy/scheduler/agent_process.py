@@ -120,6 +120,7 @@ def make_agent(config: AgentConfig, engine: AgentEngine, address: str) -> tuple[
         host,
         cluster["layouts"],
         {connector.name: connector.endpoint() for connector in connectors},
+        parts=cluster["parts"],
     )
     keys = Keys(config.cluster.scheduler_topic, cluster["group"])
     store = Store(config.cluster, keys)

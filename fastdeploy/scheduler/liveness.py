@@ -4,10 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from random import Random
 
 from fastdeploy.scheduler.request_states import Limits
 
 NUM_LOOKS = 2  # without a key before a process is gone: one look may fall between expiry and renewal
+FIRST_INCARNATIONS = 2**62  # numbers to draw from
+LEAST_STEP, MOST_STEP = 2**20, 2**32  # to the next process; one process takes far fewer incarnations than the least
+
+
+def next_incarnation(old: int | None, random: Random) -> int:
+    """Return the incarnation of a new process of a node.
+
+    It is larger than that in the node's old record, so that of two living processes the later one knows that it is.
+    The step is random, because two processes may find the same record. Without a record any number is as good: no other
+    process has it, and nobody else compares which is larger.
+    """
+    if old is None or old >= FIRST_INCARNATIONS:
+        return random.randrange(FIRST_INCARNATIONS)
+    return old + random.randrange(LEAST_STEP, MOST_STEP)
 
 
 class Heartbeat:
@@ -55,8 +70,12 @@ class Liveness:
         self._trusts_keys_at = now + self._limits.expire_s
         self._misses.clear()
 
+    def trusts_keys(self, now: float) -> bool:
+        """Return whether what the keys show counts."""
+        return now >= self._trusts_keys_at
+
     def find_gone(self, known: Iterable[str], alive: Container[str], now: float) -> list[str]:
         """Return which of the known processes are gone, given those whose keys were found in this look."""
-        missing = [name for name in known if name not in alive] if now >= self._trusts_keys_at else []
+        missing = [name for name in known if name not in alive] if self.trusts_keys(now) else []
         self._misses = {name: self._misses.get(name, 0) + 1 for name in missing}
         return [name for name, count in self._misses.items() if count >= NUM_LOOKS]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 
 import msgspec
 
@@ -25,6 +26,9 @@ LENGTHS_PERIOD = 4  # sync periods between looks at the lengths of the queues
 LOOK_S = 0.1  # between looks for another process with this node's id
 FORGET_PERIODS = 10  # expire periods without a key after which a name is forgotten
 OTHER_KIND = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
+MAX_FOREIGN_GROUPS = 100  # that are spoken of
+UNKNOWN = "not known"
+MAX_PARTS_SHOWN = 4  # of those in which two groups differ
 NUM_FOREIGN_BEATS = 2  # in a row that find the record of another process, after which the node id is in use
 
 logger = logging.getLogger("fastdeploy.agent")
@@ -52,25 +56,34 @@ class Membership:
         self._expire_s = limits.expire_s
         self._heartbeat = Heartbeat()
         self._incarnations: set[int] = set()
+        self._foreign_groups: set[str] = set()  # that were spoken of
         self._num_looks = self._num_foreign_beats = 0
         self._gone_since: dict[str, float] = {}
         self._missing_since = 0.0  # time since which no node of the other kind was seen; 0.0: there is one
         self._has_warned = False  # of that
 
-    async def wait_alone(self) -> None:
-        """Wait until the key of a former process with this node's id has expired.
+    async def wait_alone(self) -> NodeRecord | None:
+        """Wait until a former process with this node's id is gone; return its record.
+
+        It is gone when its key has expired, or has not been renewed for as long: the clock of Redis may step back.
 
         Raises:
             ConfigError: that process is alive.
             StoreError: Redis is away.
         """
-        first = (await self._store.read_nodes()).get(self._node)
-        found = first
-        while first is not None and found is not None:
+        first = found = await self.read_own()
+        deadline = time.monotonic() + self._expire_s + LOOK_S
+        while first is not None and found is not None and time.monotonic() < deadline:
             if found.count != first.count:
                 raise self._id_error()
             await asyncio.sleep(LOOK_S)
-            found = (await self._store.read_nodes()).get(self._node)
+            found = await self.read_own()
+        return first
+
+    async def read_own(self) -> NodeRecord | None:
+        """Return the record that stands in the key of this node, whatever its group; raise StoreError."""
+        records = await self._store.read_nodes()
+        return records.get(self._node) or self._store.foreign_records.get(self._node)
 
     async def beat(self, states: NodeStates, stats: EngineStats) -> bool:
         """Write the heartbeat; return whether Redis has lost writes.
@@ -90,6 +103,7 @@ class Membership:
 
     async def look(self, states: NodeStates) -> tuple[Looked, OwnersLooked]:
         """Look at the keys of all nodes and owners, and clean up after those that are long gone; raise StoreError."""
+        began_at = time.monotonic()
         self.records = await self._store.read_nodes()
         members = {name: Member(record.incarnation, record.role) for name, record in self.records.items()}
         owners = await self._store.read_owners()
@@ -100,8 +114,9 @@ class Membership:
             self.queue_length = {stage.value: length for stage, length in lengths.items()}
         self._num_looks += 1
         self._warn_of_missing_kind(states.role, time.monotonic())
+        self._warn_of_foreign_groups()
         await self._forget(time.monotonic())
-        return Looked(members), OwnersLooked(owners & {*listed, *self.owners, *states.owners})
+        return Looked(members, began_at), OwnersLooked(owners & {*listed, *self.owners, *states.owners})
 
     def _warn_of_missing_kind(self, role: Role, now_s: float) -> None:
         """Say once that this node does the work of nodes of the other kind, because none has lived for a while."""
@@ -115,6 +130,18 @@ class Membership:
             self._has_warned = True
             logger.warning("no %s node lives: this %s node does its work as well", other.value, role.value)
 
+    def _warn_of_foreign_groups(self) -> None:
+        """Say once of each other group of the topic what sets it apart."""
+        for node, record in self._store.foreign_records.items():
+            if record.group in self._foreign_groups or len(self._foreign_groups) >= MAX_FOREIGN_GROUPS:
+                continue
+            self._foreign_groups.add(record.group)
+            logger.warning(
+                "node %s belongs to another group, with which this node exchanges no requests: %s",
+                node,
+                describe_difference(self._record.parts, record.parts, record.version),
+            )
+
     async def _forget(self, now_s: float) -> None:
         nodes, owners = (self._store.gone_names.get(names, []) for names in (self._keys.nodes, self._keys.owners))
         self._gone_since = {name: self._gone_since.get(name, now_s) for name in (*nodes, *owners)}
@@ -127,7 +154,10 @@ class Membership:
         return owner.startswith(f"{self._node}.")
 
     def _check_alone(self, old: NodeRecord | None) -> None:
-        """Raise ConfigError if another process, which was there before, goes on writing this node's key."""
+        """Raise ConfigError if another process goes on writing this node's key, and this one is to leave.
+
+        That is the one with the larger incarnation: it began later, unless both began without finding a record.
+        """
         is_foreign = old is not None and old.incarnation < min(self._incarnations)
         self._num_foreign_beats = self._num_foreign_beats + 1 if is_foreign else 0
         if self._num_foreign_beats >= NUM_FOREIGN_BEATS:
@@ -154,6 +184,17 @@ class Membership:
             load=load,
             version=__version__,
         )
+
+
+def describe_difference(own: Mapping[str, str], other: Mapping[str, str], version: str) -> str:
+    """Return in which parts the groups of two nodes differ; `version` is the other node's."""
+    names = [name for name in {**own, **other} if own.get(name) != other.get(name)]
+    if not other or not names:
+        return f"it runs version {version}"
+    pairs = [(name, other.get(name, UNKNOWN), own.get(name, UNKNOWN)) for name in names[:MAX_PARTS_SHOWN]]
+    shown = [f"{name} is {there} there and {here} here" for name, there, here in pairs]
+    num_more = len(names) - len(shown)
+    return "; ".join([*shown, f"and {num_more} more parts differ"] if num_more else shown)
 
 
 def _read_record(value: bytes | None) -> NodeRecord | None:

@@ -8,7 +8,7 @@ versions may share a topic, but not a group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ from fastdeploy.scheduler.request_states import Count, FromNode, Name, Role, Tic
 SCHEMA_VERSION = 1
 MAX_BYTES = 128 << 20  # of one value; log-probabilities of a long prompt need some tens of MiB
 MAX_SHOWN = 200  # characters of an error
+
+Part = Annotated[str, msgspec.Meta(pattern=r"^[ -~]{0,100}\Z")]
+"""Text that can stand in a line of the log."""
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
@@ -47,6 +50,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
         count: of heartbeats.
         incarnation, role: as in `Member`.
         group: digest of what decides the bits of a text.
+        parts: what the digest consists of, by name; long values are digests themselves.
         layouts: digest of each part of a slot; blocks move between equal ones.
         endpoints: by connector, what a peer needs to fetch from this node.
         owners: of this node.
@@ -62,7 +66,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     endpoints: dict[str, dict[str, str]] = {}
     owners: list[Name] = []
     load: NodeLoad = NodeLoad()
-    version: str = ""
+    version: Part = ""
+    parts: dict[Part, Part] = {}
 
 
 class AbortCall(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -51,6 +51,13 @@ class ClaimWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordWritten:
+    """A heartbeat with this incarnation was written."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sent:
     """The result of a `Send`: `written`, `no_reader` if the owner's stream is missing, or `failed`."""
 
@@ -203,6 +210,7 @@ class Register:
 NodeEvent = (
     TicketRead
     | ClaimWritten
+    | RecordWritten
     | Sent
     | OwnersLooked
     | Fetched

@@ -20,6 +20,7 @@ from fastdeploy.scheduler.node_events import (
     NodeEvent,
     OwnersLooked,
     ReadPending,
+    RecordWritten,
     Register,
     Sent,
     SetRole,
@@ -78,6 +79,8 @@ class NodeStates(NodeTickets):
                 self._on_ticket(event)
             case ClaimWritten(key, leg):
                 self._on_claim_written(self._find(key, leg))
+            case RecordWritten(incarnation):
+                self._on_record_written(incarnation)
             case Sent(owner, result):
                 self._outbox.note_sent(owner, result)
             case OwnersLooked(alive):
@@ -207,11 +210,13 @@ class NodeStates(NodeTickets):
             self._send_holding(owner, lost_writes=True)
 
     def _lose_owner(self, owner: str) -> None:
+        """Drop what an owner has here; should it live, a last list tells it to begin next legs."""
         self._owners.discard(owner)
         self._outbox.discard(owner)
         for held in [held for held in self.tickets.values() if held.ticket.owner == owner]:
             self.num_orphaned += held.state not in (HeldState.HANDING, HeldState.ABORTED)
             self._abort(held)
+        self._send_holding(owner)
 
     def _on_redis_returned(self) -> None:
         """Make everything known again; owners audit before anybody claims."""

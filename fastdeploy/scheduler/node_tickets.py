@@ -37,7 +37,7 @@ class NodeTickets:
     """The tickets of one node and what it knows of others; used from one thread.
 
     Attributes:
-        incarnation: grows when the node was stopped; a new process begins with a larger number.
+        incarnation: grows when the node was stopped; a new process begins with another one (`next_incarnation`).
         role: which tickets the node prefers.
         tickets: by (owner, number, leg), in order of claims.
         num_free_slots: slots of the arena that no ticket has.
@@ -55,6 +55,7 @@ class NodeTickets:
         self._limits = limits
         self._now = now
         self._is_redis_up = True
+        self._recorded: int | None = None  # the incarnation of the last heartbeat
         self._liveness = Liveness(limits, now)
         self._claims_at = now + CLAIM_DELAY * limits.sync_s
         self._holding_at = now
@@ -121,8 +122,19 @@ class NodeTickets:
         self._announce(held)
 
     def _announce(self, held: HeldTicket) -> None:
+        """Tell the owner, unless it could still read the record of an earlier incarnation, and judge this one by it."""
+        if self._recorded != self.incarnation:
+            return
         claimed = Claimed(*self._source(held.ticket.number, held.leg))
         self._actions.append(Claim(held.ticket.owner, claimed, held.entry))
+
+    def _on_record_written(self, incarnation: int) -> None:
+        was_known = self._recorded == self.incarnation
+        self._recorded = incarnation
+        if not was_known:
+            for held in self.tickets.values():
+                if held.state is HeldState.CLAIMED:
+                    self._announce(held)
 
     def _on_claim_written(self, held: HeldTicket | None) -> None:
         if held is not None and held.state is HeldState.CLAIMED:

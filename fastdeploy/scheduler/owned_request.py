@@ -43,12 +43,12 @@ class OwnedRequest:
         leg_at, leg_progress_at: when the present leg was queued, and its last progress.
         num_entries: how often its ticket was written for this leg.
         last_audit: the number of audits begun before its ticket was last written.
-        claimant, claim_seq: who runs the present leg, and the message that said so.
+        claimant, claim_seq, claimed_at: who runs the present leg, and the message that said so and its arrival.
         resend_at: when tokens were last asked for again.
         num_computed: what its claimant last said to have computed.
         tokens: per choice, what was delivered; `ended`: whether its last delta was.
         leg_has_tokens: whether the present leg delivered any.
-        image, image_seq: computed blocks for the present leg, and the message that brought them.
+        image, image_seq, image_at: computed blocks for the present leg, the message that brought them, its arrival.
         num_cached_tokens: prompt tokens that the first leg which was handed over found cached; None before.
         losses: why each lost leg was lost.
         num_attempts: the losses of legs that delivered no token.
@@ -70,6 +70,7 @@ class OwnedRequest:
     last_audit: int = 0
     claimant: Claimant | None = None
     claim_seq: int = 0
+    claimed_at: float = 0.0
     resend_at: float | None = None
     num_computed: int = 0
     tokens: list[list[int]] = field(default_factory=list)
@@ -78,6 +79,7 @@ class OwnedRequest:
     leg_has_tokens: bool = False
     image: Image | None = None
     image_seq: int = 0
+    image_at: float = 0.0
     num_cached_tokens: int | None = None
     losses: list[str] = field(default_factory=list)
     num_attempts: int = 0

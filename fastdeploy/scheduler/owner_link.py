@@ -167,9 +167,11 @@ class OwnerLink:
 
     async def _sync_once(self) -> None:
         """Renew this owner's key, notice what Redis has lost, and look which nodes live."""
-        store, is_first = self._store, self._heartbeat.count == 0
+        store, is_first, began_at = self._store, self._heartbeat.count == 0, time.monotonic()
+        count = self._heartbeat.next_count()
+        records = await store.read_nodes()  # before the heartbeat, which shows whether Redis may have old ones
         fault_point("owner_beat")
-        beat = await store.beat_owner(self._name, self._heartbeat.next_count(), self._limits.expire_s)
+        beat = await store.beat_owner(self._name, count, self._limits.expire_s)
         echo = None if beat.old_value is None else int(beat.old_value)
         has_lost = self._heartbeat.lost_writes(echo, beat.server, beat.has_streams) or self._lost_data
         if has_lost or is_first or not self.is_up:
@@ -178,7 +180,7 @@ class OwnerLink:
             self._return()
         self._up.set()
         await self._delete_read()
-        self._on_event(Looked(self.members.update(await store.read_nodes())))
+        self._on_event(Looked(self.members.update(records), began_at))
 
     def _return(self) -> None:
         """Take note that Redis answers again, or that it has lost writes."""

@@ -68,8 +68,8 @@ class OwnerStates(OwnerLegs):
                 self._on_message(event)
             case Tick(local_room):
                 self._on_tick(local_room)
-            case Looked(members):
-                self._on_looked(members)
+            case Looked():
+                self._on_looked(event)
             case RedisLost():
                 if self.is_redis_up:
                     self.is_redis_up, self._lost_at = False, now
@@ -118,7 +118,7 @@ class OwnerStates(OwnerLegs):
         since = owned.arrived_at if owned.leg == 1 else owned.leg_at
         self.observed.append(LegClaimed(owned.stage, self._now - since))
         owned.claimant, owned.claim_seq = Claimant(message.node, message.incarnation), message.seq
-        owned.leg_progress_at = self._now
+        owned.claimed_at = owned.leg_progress_at = self._now
         owned.note_start(self._now)
         self._set_state(owned, OwnedState.RUNNING)
         self.members.setdefault(message.node, Member(message.incarnation, Role.MIXED))  # the next look says more
@@ -150,7 +150,7 @@ class OwnerStates(OwnerLegs):
             self._actions.append(Tell(owned.claimant.node, resend))
 
     def _on_handed(self, owned: OwnedRequest, image: Image | None, seq: int) -> None:
-        owned.image, owned.image_seq = image, seq
+        owned.image, owned.image_seq, owned.image_at = image, seq, self._now
         owned.note_progress(self._now)
         self._queue_next_leg(owned, self._retry_stage(owned))
 
@@ -201,24 +201,33 @@ class OwnerStates(OwnerLegs):
 
     # Losses.
 
-    def _on_looked(self, members: dict[str, Member]) -> None:
-        for node in self._liveness.find_gone(self.members, members, self._now):
+    def _on_looked(self, look: Looked) -> None:
+        for node in self._liveness.find_gone(self.members, look.members, self._now):
             del self.members[node]
-        self.members |= members
+        self.members |= look.members
         for owned in self._select(OwnedState.RUNNING):
-            if owned.claimant is not None and (loss := self._find_loss(owned.claimant)) is not None:
+            claimant = owned.claimant
+            if claimant is not None and (loss := self._find_loss(look, claimant, owned.claimed_at)) is not None:
                 self._lose(owned, *loss)
         for owned in self._select(OwnedState.QUEUED):
-            image = owned.image
-            if image is not None and self._find_loss(Claimant(image.node, image.incarnation)) is not None:
-                self._lose_image(owned)
+            if (image := owned.image) is not None:
+                maker = Claimant(image.node, image.incarnation)
+                if self._find_loss(look, maker, owned.image_at) is not None:
+                    self._lose_image(owned)
 
-    def _find_loss(self, claimant: Claimant) -> tuple[LossReason, str] | None:
-        """Return why a node has lost all that it had, also in words; None if it lives."""
-        member = self.members.get(claimant.node)
-        if member is None:
+    def _find_loss(self, look: Looked, claimant: Claimant, since: float) -> tuple[LossReason, str] | None:
+        """Return why a node has lost all that it had, also in words; None if it lives.
+
+        Args:
+            since: when the message arrived that named its incarnation: an earlier look shows what was before.
+        """
+        if look.began_at <= since:
+            return None
+        if claimant.node not in self.members:
             return LossReason.NODE_LOST, f"node {claimant.node} is gone"
-        if member.incarnation > claimant.incarnation:
+        member = look.members.get(claimant.node)
+        is_other = member is not None and member.incarnation != claimant.incarnation
+        if is_other and self._liveness.trusts_keys(self._now):
             return LossReason.NODE_RESTARTED, f"node {claimant.node} has restarted"
         return None
 

@@ -33,8 +33,8 @@ What can go wrong, and what notices it:
 
 | loss | noticed by |
 | --- | --- |
-| node | its key is missing in two looks, or has another incarnation: next leg, counted as a loss |
-| owner | its key is missing in two looks: nodes drop its tickets and images |
+| node | its key is missing in two looks, or one that began after the claim shows another incarnation: next leg |
+| owner | its key is missing in two looks: nodes drop its tickets and images, and send a last, empty `Holding` |
 | process that stood still | its own clock: a node takes a new incarnation, an owner starts next legs |
 | ticket in Redis | an *audit* compares the queues with what should stand in them |
 | claim never announced | the entry is still pending: its consumer, or after a while another one, reads it again |
@@ -45,10 +45,16 @@ What can go wrong, and what notices it:
 
 After Redis was away or has lost writes, nobody is judged dead for one expire period: keys need time to come back.
 
+Incarnations of a node are compared for equality only: they come from no clock. A node writes its record before it
+announces claims of a new incarnation (`RecordWritten`). So a look that began after the claim arrived shows the
+claimant's incarnation or a later one, while an earlier look may show an earlier one.
+
 What the I/O has to do: carry out actions in their order, through one writer per process; in each sync period write the
-heartbeat, then feed `Looked` and, on a node, `OwnersLooked`, then `Tick`, also while Redis is away; feed `RedisLost`
-when a command fails as if Redis were away, and `RedisReturned` after the next heartbeat that succeeds or when a
-`Heartbeat` or a missing group shows that writes were lost; read its own stream from the beginning after each return.
+heartbeat, then feed `Looked` (on a node between `RecordWritten` and `OwnersLooked`), then `Tick`, also while Redis is
+away; read the keys of an owner's look before its heartbeat, which shows whether Redis may have had old ones;
+feed `RedisLost` when a command fails as if Redis were away, and `RedisReturned` after the next heartbeat that succeeds
+or when a `Heartbeat` or a missing group shows that writes were lost; read its own stream from the beginning after each
+return.
 Why the rules are as they are: docs/decisions/0014-requests-across-nodes.md.
 """
 
@@ -133,7 +139,7 @@ class Limits:
 
 
 class Member(NamedTuple):
-    """A node as its key in Redis describes it; a later incarnation has a larger number."""
+    """A node as its key in Redis describes it; the incarnation differs from those of all its other processes."""
 
     incarnation: int
     role: Role
@@ -302,9 +308,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Sync period: these nodes of the group have a key in Redis."""
+    """Sync period: these nodes of the group have a key in Redis, which was read after `began_at`."""
 
     members: dict[str, Member]
+    began_at: float
 
 
 @dataclass(frozen=True, slots=True)

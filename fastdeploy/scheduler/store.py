@@ -76,6 +76,7 @@ class Store:
     Attributes:
         keys: names of the keys.
         bad_messages: what could not be decoded; readers of inboxes note theirs.
+        foreign_records: of the nodes of other groups at the last look.
         gone_names: by set (`Keys.nodes`, `Keys.owners`), the names whose key was missing at the last look.
     """
 
@@ -87,6 +88,7 @@ class Store:
         """
         self.keys = keys
         self.bad_messages = BadMessages()
+        self.foreign_records: dict[str, NodeRecord] = {}
         self.gone_names: dict[str, list[str]] = {}
         self._address = parse_address(config)
         expire_s = config.scheduler_expire_period / 1000
@@ -137,7 +139,8 @@ class Store:
 
     async def read_nodes(self) -> dict[str, NodeRecord]:
         """Return the records of the nodes of this group whose key exists; one that cannot be read is left out."""
-        records = {}
+        records: dict[str, NodeRecord] = {}
+        foreign: dict[str, NodeRecord] = {}
         for node, value in (await self._read_names(self.keys.nodes, self.keys.node)).items():
             if value is None:
                 continue
@@ -145,8 +148,8 @@ class Store:
                 record = decode_record(value)
             except BadMessageError:
                 continue  # of another version, which is never of this group
-            if record.group == self.keys.group:
-                records[node] = record
+            (records if record.group == self.keys.group else foreign)[node] = record
+        self.foreign_records = foreign
         return records
 
     async def read_owners(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ from fastdeploy.scheduler.node_states import NodeStates
 from fastdeploy.scheduler.owned_request import Claimant, OwnedRequest, OwnedState
 from fastdeploy.scheduler.owner_events import LossReason
 from fastdeploy.scheduler.owner_states import OwnerStates
-from fastdeploy.scheduler.request_states import NodeMessage, Tokens
+from fastdeploy.scheduler.request_states import Looked, NodeMessage, Tokens
 from tests.scheduler.sim_node import SimNode
 
 
@@ -118,12 +118,46 @@ def accept_gaps(patch: pytest.MonkeyPatch) -> None:
 
 
 def overlook_new_incarnations(patch: pytest.MonkeyPatch) -> None:
+    replace_restarts(patch, lambda look, claimant, since: False)
+
+
+def notice_only_larger_incarnations(patch: pytest.MonkeyPatch) -> None:
+    def is_restart(look: Looked, claimant: Claimant, since: float) -> bool:
+        return look.began_at > since and look.members[claimant.node].incarnation > claimant.incarnation
+
+    replace_restarts(patch, is_restart)
+
+
+def take_incarnations_of_any_look(patch: pytest.MonkeyPatch) -> None:
+    """A look that began before the claim arrived may show the incarnation before."""
+
+    def is_restart(look: Looked, claimant: Claimant, since: float) -> bool:
+        return look.members[claimant.node].incarnation != claimant.incarnation
+
+    replace_restarts(patch, is_restart)
+
+
+def replace_restarts(patch: pytest.MonkeyPatch, is_restart: Callable[[Looked, Claimant, float], bool]) -> None:
+    """Judge by another rule what a look that shows the claimant's node says of its incarnation."""
     find_loss = OwnerStates._find_loss
 
-    def overlook(self: OwnerStates, claimant: Claimant) -> tuple[LossReason, str] | None:
-        return None if claimant.node in self.members else find_loss(self, claimant)
+    def find(self: OwnerStates, look: Looked, claimant: Claimant, since: float) -> tuple[LossReason, str] | None:
+        if claimant.node not in look.members:
+            return find_loss(self, look, claimant, since)
+        trusts = self._liveness.trusts_keys(self._now)
+        return (LossReason.NODE_RESTARTED, "restarted") if trusts and is_restart(look, claimant, since) else None
 
-    patch.setattr(OwnerStates, "_find_loss", overlook)
+    patch.setattr(OwnerStates, "_find_loss", find)
+
+
+def take_incarnations_from_the_clock(patch: pytest.MonkeyPatch) -> None:
+    """A clock that has stepped back gives a new process a smaller one, which is then overlooked."""
+
+    def choose(self: SimNode) -> None:
+        self.incarnation = self.states.incarnation = int(self.sim.redis.wall_time() * 1000) + 10_000
+
+    patch.setattr(SimNode, "_choose_incarnation", choose)
+    notice_only_larger_incarnations(patch)
 
 
 def send_no_lists(patch: pytest.MonkeyPatch) -> None:
@@ -144,5 +178,8 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a text continued after its end": continue_after_the_end,
     "a gap accepted": accept_gaps,
     "a new incarnation overlooked": overlook_new_incarnations,
+    "only larger incarnations noticed": notice_only_larger_incarnations,
+    "incarnations of any look": take_incarnations_of_any_look,
+    "incarnations from the clock": take_incarnations_from_the_clock,
     "no list of what a node has": send_no_lists,
 }

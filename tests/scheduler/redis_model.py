@@ -40,7 +40,7 @@ class RedisModel:
 
     Attributes:
         is_away, is_full: every command fails; those that add data fail.
-        clock_offset: what the clock of a promoted replica differs by, in seconds.
+        clock_offset: what the wall clock differs by, in seconds, after steps or on a promoted replica.
         on_write: called with the name of a stream that got an entry.
     """
 
@@ -138,7 +138,7 @@ class RedisModel:
         stream = self._streams.get(key)
         if stream is None:
             return None
-        milliseconds = int((self._clock() + self.clock_offset) * 1000)
+        milliseconds = int(self.wall_time() * 1000)
         last, count = stream.last_id
         stream.last_id = (milliseconds, 0) if milliseconds > last else (last, count + 1)
         stream.entries[stream.last_id] = value
@@ -204,11 +204,15 @@ class RedisModel:
         self._expire()
 
     def _live(self, key: str, ttl_s: float) -> None:
-        self._expires_at[key] = self._clock() + ttl_s
+        self._expires_at[key] = self.wall_time() + ttl_s
         self._next_expiry = min(self._next_expiry, self._expires_at[key])
 
+    def wall_time(self) -> float:
+        """Return the time by which keys expire, and which is part of the ids of entries."""
+        return self._clock() + self.clock_offset
+
     def _expire(self) -> None:
-        now = self._clock()
+        now = self.wall_time()
         if now >= self._next_expiry:
             for key in [key for key, at in self._expires_at.items() if at <= now]:
                 self.evict(key)

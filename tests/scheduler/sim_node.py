@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastdeploy.scheduler import node_events as node
 from fastdeploy.scheduler.held_ticket import HeldState
+from fastdeploy.scheduler.liveness import next_incarnation
 from fastdeploy.scheduler.node_states import NodeStates
 from fastdeploy.scheduler.owned_request import Claimant
 from fastdeploy.scheduler.request_states import (
@@ -54,7 +55,8 @@ class SimNode(Process):
     def __init__(self, sim: Simulation, name: str, role: Role, engine: SimEngine, num_slots: int) -> None:
         self.engine, self.role, self.num_slots = engine, role, num_slots
         self.busy_until = 0.0
-        self.states = CheckedNode(sim, name, int(sim.now * 1000) + 1, role, num_slots, sim.limits, sim.now)
+        first = next_incarnation(None, sim.random)
+        self.states = CheckedNode(sim, name, first, role, num_slots, sim.limits, sim.now)
         self.images: set[RunId] = set()
         self.fetched: set[RunId] = set()
         self.incarnation = self.states.incarnation
@@ -68,18 +70,27 @@ class SimNode(Process):
     def sync(self) -> None:
         self.run(self.sim.limits.sync_s, self.sync)
         try:
+            if self.heartbeat.count == 0:
+                self._choose_incarnation()
+            incarnation = self.states.incarnation
             record = Member(self.states.incarnation, self.states.role), self.sim.local_owners(self.name)
             lost = self.beat(record, [self.stream, *self._queues()])
             if lost or not self._is_up:
                 self.return_to_redis()
+            self.handle(node.RecordWritten(incarnation))
             records = self.command("find", "node:")
-            self.handle(Looked({name: record[1] for name, record in records.items()}))
+            self.handle(Looked({name: record[1] for name, record in records.items()}, self.sim.now))
             listed = {one for record in records.values() for one in record[2]} | self.states.owners
             self.handle(node.OwnersLooked(frozenset(listed & self.command("find", "owner:").keys())))
             self._poll_queues()
         except RedisError:
             self.lose_redis()
         self.handle(Tick())
+
+    def _choose_incarnation(self) -> None:
+        old = self.command("find", self.key)
+        self.incarnation = next_incarnation(old[""][1].incarnation if old else None, self.sim.random)
+        self.states.incarnation = self.incarnation
 
     def _queues(self) -> list[str]:
         return [f"q:{stage}{hint}" for stage in Stage for hint in ("", f":{self.name}")]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy.scheduler import owner_events as owner
@@ -33,11 +34,13 @@ class CheckedOwner(OwnerStates):
         self._sim = sim
 
     def _lose(self, owned: OwnedRequest, reason: owner.LossReason, text: str) -> None:
-        if owned.claimant is not None and reason is owner.LossReason.NODE_LOST:
+        if owned.claimant is not None and reason in (owner.LossReason.NODE_LOST, owner.LossReason.NODE_RESTARTED):
             process = self._sim.nodes[owned.claimant.node]
-            self._sim.check(process.had_trouble(), f"{self.name}: {text} without reason")
+            is_other = process.states.incarnation != owned.claimant.incarnation
+            may_be_gone = reason is owner.LossReason.NODE_LOST and process.had_trouble()
+            self._sim.check(is_other or may_be_gone, f"{self.name}: {text} without reason")
         elif reason is owner.LossReason.FORGOTTEN:
-            self._sim.check(self._sim.had_faults(), f"{self.name}: {text} without reason")
+            self._sim.check(not self._sim.is_calm, f"{self.name}: {text} without reason")
         super()._lose(owned, reason, text)
 
     def _run_local(self, owned: OwnedRequest) -> None:
@@ -65,6 +68,7 @@ class SimOwner(Process):
         self.written: set[tuple[int, int]] = set()
         self.states = CheckedOwner(sim, name, home, sim.limits, sim.splitwise, sim.now)
         super().__init__(sim, name, f"owner:{name}", f"out:{name}")
+        self.run(0.0, self._begin_look)
 
     def submit(self, event: owner.Submit) -> None:
         self.received[event.number] = [[] for _ in range(event.request.params.n)]
@@ -78,16 +82,34 @@ class SimOwner(Process):
 
     def sync(self) -> None:
         self.run(self.sim.limits.sync_s, self.sync)
+        self.handle(Tick(MAX_RUNNING - len(self.engine.runs)))
+
+    # A look: its answer may arrive late, with what is no longer so.
+
+    def _begin_look(self) -> None:
+        self._guarded(self._read_nodes)
+
+    def _read_nodes(self) -> None:
+        began_at, records, delay = self.sim.now, self.command("find", "node:"), self.sim.draw_delay()
+        if delay > 0.0:
+            self.troubled_at = max(self.troubled_at, began_at + delay)  # its heartbeat is late, too
+        self.run(delay, self._guarded, self._end_look, began_at, records)
+
+    def _end_look(self, began_at: float, records: dict[str, Any]) -> None:
+        lost = self.beat((), [self.stream])
+        if lost or self.heartbeat.count == 1 or not self._is_up:
+            self.command("create_stream", self.stream, TTL_S)
+        if lost or not self._is_up:
+            self.return_to_redis()
+        self.handle(Looked({name: record[1] for name, record in records.items()}, began_at))
+        self.run(self.sim.limits.sync_s, self._begin_look)
+
+    def _guarded(self, step: Callable[..., None], *args: Any) -> None:
         try:
-            lost = self.beat((), [self.stream])
-            if lost or self.heartbeat.count == 1 or not self._is_up:
-                self.command("create_stream", self.stream, TTL_S)
-            if lost or not self._is_up:
-                self.return_to_redis()
-            self.handle(Looked({name: record[1] for name, record in self.command("find", "node:").items()}))
+            step(*args)
         except RedisError:
             self.lose_redis()
-        self.handle(Tick(MAX_RUNNING - len(self.engine.runs)))
+            self.run(self.sim.limits.sync_s, self._begin_look)
 
     def handle(self, event: Any) -> None:
         if self.is_alive:

@@ -23,6 +23,9 @@ from tests.scheduler.sim_process import Process
 FAULTS_UNTIL = 12.0
 ENDS_WITHIN = 60.0  # after the faults
 STEP_S = 0.15
+MAX_DELAY_S = 1.4  # of the answer to a look: no heartbeat is so late that its key expires
+AGENT_RESTART_S = 0.2
+NUM_RESTARTS = 12
 SETTLES_WITHIN = 12.0  # leases, `Holding` and aborts
 LIMITS = Limits(sync_s=0.5, expire_s=2.0, holding_s=2.5, lease_s=4.0, patience_s=4.0, step_tokens=16, min_prompt=4)
 
@@ -40,6 +43,7 @@ class Simulation:
         self.limits = LIMITS
         self.splitwise = self.random.random() < 0.5
         self.repeat_rate = self.random.choice([0.0, 0.0, 0.05, 0.3])
+        self.delay_rate = self.random.choice([0.0, 0.1, 0.5])
         self.redis = RedisModel(lambda: self.now)
         self.redis.on_write = self._on_write
         self.texts: dict[tuple[str, int], Text] = {}
@@ -54,7 +58,7 @@ class Simulation:
         self.engines: dict[str, SimEngine] = {}
         self.is_calm = self.random.random() < 0.15
         if self.is_calm:
-            self.repeat_rate = 0.0
+            self.repeat_rate = self.delay_rate = 0.0
         self.lost_node = ""
         self.evicted: set[str] = set()
         self.num_uncounted = 0
@@ -98,16 +102,16 @@ class Simulation:
         if name != self.lost_node:
             self._start_node(name, node.role, node.num_slots)
 
-    def _kill_node(self, name: str) -> None:
+    def _kill_node(self, name: str, restart_s: float) -> None:
         self.nodes[name].kill()
-        self.at(1 + 4 * self.random.random(), lambda: self._restart_node(name))
+        self.at(restart_s, lambda: self._restart_node(name))
 
     def _kill_engine(self, name: str) -> None:
         """The agent deletes the key first; owners of this node lose their engine for good."""
         node = self.nodes[name]
         if node.is_alive:
             self.attempt(self.redis.delete, node.key)
-        self._kill_node(name)
+        self._kill_node(name, 1 + 4 * self.random.random())
         self.engines[name] = SimEngine(self.random, self.origins)
         for owner in self.owners.values():
             if owner.home == name and owner.is_alive and owner.has_engine:
@@ -149,8 +153,16 @@ class Simulation:
             command = self.random.choice(["read_group", "ack_and_delete", "xadd"])
             self._die_at(self.nodes[self.lost_node], command, 0.5 + 6 * self.random.random())
             return
+        if self.random.random() < 0.1:  # agents restart again and again, all looks are late, and the clock steps
+            self.delay_rate = 1.0
+            for index in range(NUM_RESTARTS):
+                self.at(FAULTS_UNTIL * 0.9 * (index + self.random.random()) / NUM_RESTARTS, self._fault_agent)
+            self.at(FAULTS_UNTIL * 0.9 * self.random.random(), self._fault_clock)
+            return
         processes = [self._fault_kill, self._fault_drain, self._fault_stop, self._fault_cut_off, self._fault_engine]
-        redis = [self._fault_away, self._fault_failover, self._fault_flush, self._fault_evict, self._fault_full]
+        processes.append(self._fault_agent)
+        redis = [self._fault_away, self._fault_failover, self.redis.flush_all, self._fault_evict, self._fault_full]
+        redis.append(self._fault_clock)
         kinds = [*processes, *redis]
         kinds = self.random.sample(kinds, self.random.choice([1, 2, 3, len(kinds)]))  # what is rare alone is not hidden
         for _ in range(self.random.choice([1, 2, 3, 4, 6, 9])):
@@ -180,6 +192,11 @@ class Simulation:
             self.at(4 + 4 * self.random.random(), lambda: self._restart_node(victim.name))
         elif self.random.random() < 0.7:
             self.at(2.0, lambda: self._start_owner(victim.home))  # type: ignore[attr-defined]
+
+    def _fault_agent(self) -> None:
+        """An agent dies and is started again at once, while its old record stands in Redis."""
+        if living := [name for name, node in self.nodes.items() if node.is_alive]:
+            self._kill_node(self.random.choice(living), AGENT_RESTART_S)
 
     def _fault_stop(self) -> None:
         victim = self._victim()
@@ -225,8 +242,13 @@ class Simulation:
 
         self.at(self.random.choice([0.05, 0.4, 2.0]), promote)
 
-    def _fault_flush(self) -> None:
-        self.redis.flush_all()
+    def _fault_clock(self) -> None:
+        """The wall clock steps: all keys expire at once, or those of dead processes stay for longer."""
+        step_s = self.random.choice([-5.0, 5.0])
+        self.redis.clock_offset += step_s
+        if step_s > 0.0:
+            for process in (*self.nodes.values(), *self.owners.values()):
+                process.troubled_at = self.now
 
     def _fault_evict(self) -> None:
         if keys := sorted(self.redis.all_keys()):
@@ -241,9 +263,6 @@ class Simulation:
         self.redis.is_full = True
         until = min(self.random.random() * 5, FAULTS_UNTIL - self.now)
         self.at(max(0.0, until), lambda: setattr(self.redis, "is_full", False))
-
-    def had_faults(self) -> bool:
-        return not self.is_calm
 
     # The schedule and its verdict.
 
@@ -349,6 +368,10 @@ class Simulation:
                     node.notify_queue()
 
     # The clock.
+
+    def draw_delay(self) -> float:
+        """Return how long the answer to a look is under way."""
+        return self.random.random() ** 0.5 * MAX_DELAY_S if self.random.random() < self.delay_rate else 0.0
 
     def at(self, delay: float, function: Callable[[], None]) -> None:
         self.at_time(self.now + delay, function)

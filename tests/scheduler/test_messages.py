@@ -34,6 +34,7 @@ from fastdeploy.scheduler.node_events import (
     Fetch,
     Fetched,
     OwnersLooked,
+    RecordWritten,
     Send,
     Sent,
     TicketRead,
@@ -253,7 +254,7 @@ def feed_owner(events: list[Any]) -> None:
     """Tell an owner, some of whose requests are queued, some running, and one on its own engine."""
     owner, now = OwnerStates(OWNER, "own", Limits(), True, 0.0), 0.0
     members = {name: Member(1, role) for name, role in (("p", Role.PREFILL), (NODE, Role.DECODE), ("own", Role.MIXED))}
-    owner.handle(Looked(members), now)
+    owner.handle(Looked(members, now), now)
     for number in NUMBERS:
         owner.handle(Submit(number, replace(PLAIN, params=SamplingParams(n=1 + number % 2))), now)
     for number in (0, 1, 2):
@@ -265,7 +266,7 @@ def feed_owner(events: list[Any]) -> None:
             now += 0.1
             check_actions(owner.handle(event, now))
         if count % 5 == 0:
-            check_actions(owner.handle(Looked(members), now) + owner.handle(Tick(1), now))
+            check_actions(owner.handle(Looked(members, now), now) + owner.handle(Tick(1), now))
 
 
 def check_actions(actions: list[Any]) -> None:
@@ -284,7 +285,8 @@ def check_actions(actions: list[Any]) -> None:
 def feed_node(read: list[Ticket], events: list[Any]) -> None:
     """Tell a node that has tickets in every state, and that reads these."""
     node, now = NodeStates(NODE, 1, Role.PREFILL, 3, Limits(), 0.0), 2.0
-    node.handle(Looked({NODE: Member(1, Role.PREFILL), "e": Member(1, Role.DECODE)}), now)
+    node.handle(Looked({NODE: Member(1, Role.PREFILL), "e": Member(1, Role.DECODE)}, now), now)
+    node.handle(RecordWritten(1), now)
     for number in NUMBERS:
         own = Ticket(OWNER, number, 1, Stage.PREFILL, PLAIN, [[]])
         tell_node(node, TicketRead(own, f"q {number}", 1, 0), now)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.scheduler.held_ticket import HeldState
-from fastdeploy.scheduler.liveness import Heartbeat, Liveness
+from fastdeploy.scheduler.liveness import Heartbeat, Liveness, next_incarnation
 from fastdeploy.scheduler.node_events import (
     Claim,
     ClaimWritten,
@@ -23,6 +24,7 @@ from fastdeploy.scheduler.node_events import (
     FreeImage,
     HandOver,
     OwnersLooked,
+    RecordWritten,
     Send,
     Sent,
     SetRole,
@@ -32,11 +34,14 @@ from fastdeploy.scheduler.node_events import (
 )
 from fastdeploy.scheduler.node_states import NodeStates
 from fastdeploy.scheduler.request_states import (
+    MAX_INT,
     Abort,
+    Holding,
     Image,
     Limits,
     Looked,
     Member,
+    RedisReturned,
     Refused,
     Release,
     Renew,
@@ -59,9 +64,10 @@ class Node:
         self.states = NodeStates("n", 1, role, slots, Limits(**limits), self.now)
         self.started: list[tuple[int, int, bool]] = []
         self.look(n=role, d=Role.DECODE)
+        self.tell(RecordWritten(1))
 
     def look(self, **roles: Role) -> None:
-        self.tell(Looked({name: Member(1, role) for name, role in roles.items()}))
+        self.tell(Looked({name: Member(1, role) for name, role in roles.items()}, self.now))
 
     def tell(self, event: Any) -> list[Any]:
         actions = self.states.handle(event, self.now)
@@ -280,6 +286,28 @@ def test_a_woken_node_takes_a_new_incarnation_and_forgets_everything() -> None:
     assert (node.states.incarnation, node.states.tickets, node.states.claimable_stages()) == (2, {}, [])
 
 
+def test_a_woken_node_claims_what_it_reads_once_its_new_record_is_written() -> None:
+    node = Node(Role.DECODE)
+    node.now += 3.5
+    claims = [action for action in node.read(0, stage=DECODE) if isinstance(action, Claim)]
+    assert (node.states.incarnation, claims) == (2, [])
+    assert node.tell(RecordWritten(1)) == [], "it was on its way when the node was stopped"
+    assert node.tell(RedisReturned())
+    assert node.started == []
+    [claim, *_] = node.tell(RecordWritten(2))
+    assert (claim.message.number, claim.message.incarnation) == (0, 2)
+    assert node.started == [(0, 1, False)]
+    assert node.tell(RecordWritten(2)) == []
+
+
+@pytest.mark.parametrize("old", [None, 0, 5, 1_790_000_000_000, 2**62, 2**63 - 1])
+def test_a_new_process_has_a_later_incarnation_of_its_own(old: int | None) -> None:
+    found = {next_incarnation(old, Random(seed)) for seed in range(50)}
+    assert len(found) == 50, "processes that find the same record differ"
+    assert all(0 <= one <= MAX_INT for one in found)
+    assert old in (None, 2**62, 2**63 - 1) or min(found) > old + 2**20 - 1
+
+
 def test_one_missing_look_or_one_right_after_a_return_judges_nobody() -> None:
     liveness = Liveness(Limits(expire_s=3.0), 0.0)
     looks = [liveness.find_gone("ab", alive, now) for now, alive in ((2, ""), (3, "b"), (4, "a"), (5, "a"), (6, "ab"))]
@@ -311,4 +339,6 @@ def test_requests_of_an_owner_that_is_gone_end_and_are_counted_but_not_its_image
         StopEngine(("o", 1), 1),
         StopEngine(("o", 2), 1),
     ]
+    [last] = sent(actions)
+    assert (type(last), last.held) == (Holding, []), "an owner that lives after all begins next legs"
     assert (node.states.num_orphaned, node.states.tickets) == (2, {})

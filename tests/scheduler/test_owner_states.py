@@ -34,6 +34,7 @@ from fastdeploy.scheduler.request_states import (
     Looked,
     Member,
     RedisLost,
+    RedisReturned,
     Refused,
     Resend,
     Role,
@@ -53,7 +54,10 @@ class Owner:
         self.now = 0.0
         self.nodes = nodes
         self.states = OwnerStates("o", "own", Limits(**limits), True, self.now)
-        self.tell(Looked(nodes))
+        self.look(nodes)
+
+    def look(self, nodes: dict[str, Member], began_s_ago: float = 0.0) -> list[Any]:
+        return self.tell(Looked(nodes, self.now - began_s_ago))
 
     def tell(self, event: Any) -> list[Any]:
         return self.states.handle(event, self.now)
@@ -67,7 +71,7 @@ class Owner:
         actions, end = [], self.now + seconds
         while self.now < end:
             self.now += 0.5
-            actions += [*self.tell(Looked(self.nodes)), *self.tell(Tick(local_room))]
+            actions += [*self.look(self.nodes), *self.tell(Tick(local_room))]
         return actions
 
 
@@ -196,12 +200,17 @@ def test_the_next_leg_resumes_open_choices_only() -> None:
 
 def test_a_handed_image_goes_with_the_next_leg_until_its_node_is_lost() -> None:
     owner = Owner()
+    owner.wait(3.0)
     owner.submit(0, prompt=100)
     owner.tell(Claimed(0, 1, "p", 1, 1))
+    owner.now += 1.0
     image = Image("p", 1, 1)
     ticket = owner.tell(Handed(0, 1, "p", 1, 2, image))[0].ticket
     assert (ticket.stage, ticket.leg, ticket.image) == ("decode", 2, image)
-    actions = owner.tell(Looked({**NODES, "p": Member(2, Role.PREFILL)}))
+    owner.now += 0.5
+    restarted = {**NODES, "p": Member(2, Role.PREFILL)}
+    assert owner.look(restarted, began_s_ago=0.5) == []
+    actions = owner.look(restarted)
     assert kinds(actions) == ["Dequeue", "Enqueue"]
     assert (actions[1].ticket.leg, actions[1].ticket.image) == (2, None)
 
@@ -286,9 +295,11 @@ def test_the_first_wait_of_a_request_counts_from_its_arrival() -> None:
 
 def test_a_restarted_node_and_a_dead_engine_are_losses_of_their_own_kind() -> None:
     owner = Owner()
+    owner.wait(3.0)
     owner.submit(0)
     owner.tell(Claimed(0, 1, "d", 1, 1))
-    owner.tell(Looked({**NODES, "d": Member(2, Role.DECODE)}))
+    owner.now += 0.5
+    owner.look({**NODES, "d": Member(2, Role.DECODE)})
     owner.tell(RedisLost())
     owner.submit(1)
     owner.tell(LocalDied())
@@ -296,3 +307,32 @@ def test_a_restarted_node_and_a_dead_engine_are_losses_of_their_own_kind() -> No
         LossReason.NODE_RESTARTED,
         LossReason.ENGINE_DIED,
     ]
+
+
+@pytest.mark.parametrize("shown", [4, 6])
+def test_any_other_incarnation_is_a_restart_in_a_look_that_began_after_the_claim(shown: int) -> None:
+    owner = Owner()
+    owner.wait(3.0)
+    owner.submit(0)
+    owner.tell(Claimed(0, 1, "d", 5, 1))
+    other = {**NODES, "d": Member(shown, Role.DECODE)}
+    assert owner.look(other) == [], "it may show what was there before the claim"
+    owner.now += 0.5
+    assert owner.look(other, began_s_ago=0.5) == []
+    assert owner.look(other, began_s_ago=0.6) == []
+    assert owner.look({}) == [], "what an earlier look has shown does not count"
+    assert kinds(owner.look(other, began_s_ago=0.4)) == ["Enqueue"]
+    assert owner.states.observed[-1] == LegLost(LossReason.NODE_RESTARTED)
+
+
+def test_incarnations_are_not_compared_while_redis_may_have_old_records() -> None:
+    owner = Owner()
+    owner.wait(3.0)
+    owner.submit(0)
+    owner.tell(Claimed(0, 1, "d", 5, 1))
+    owner.tell(RedisReturned())
+    other = {**NODES, "d": Member(4, Role.DECODE)}
+    owner.now += 2.5
+    assert owner.look(other) == []
+    owner.now += 0.5
+    assert kinds(owner.look(other)) == ["Enqueue"]
