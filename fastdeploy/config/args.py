@@ -32,6 +32,7 @@ from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.config.yaml_file import read_yaml_mapping
 from fastdeploy.core.errors import ConfigError, ErrorCollector, did_you_mean
+from fastdeploy.core.json_types import to_python
 
 REPLACED_BY = {"uds": ("host", "port"), "shutdown_timeout": ("timeout_graceful_shutdown",)}
 """Flag -> others that have no effect beside it, and must not be given."""
@@ -173,7 +174,7 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
         ConfigError: an unknown, refused or wrong argument, or one that only a server has.
     """
     problems = ErrorCollector()
-    given = {name: value for name, value in kwargs.items() if value is not None and name in FLAG_BY_NAME}
+    given = {name: to_python(value) for name, value in kwargs.items() if value is not None and name in FLAG_BY_NAME}
     for name in (name for name in kwargs if name not in FLAG_BY_NAME):
         with problems.collecting():
             raise ConfigError(name, f"unknown {LLM_ARGUMENT}{did_you_mean(name, FLAG_BY_NAME)}")

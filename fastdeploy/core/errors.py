@@ -125,7 +125,7 @@ class AttemptsFailedError(FastDeployError):
 
 
 class EngineDeadError(FastDeployError):
-    """The engine process has ended (HTTP 503)."""
+    """The engine has failed, or its process has ended (HTTP 503)."""
 
 
 class DeviceFailedError(FastDeployError):

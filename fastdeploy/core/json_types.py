@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Iterable, Mapping
-from numbers import Integral
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
@@ -36,20 +36,52 @@ def shorten(value: Any) -> str:
     return json_type(value) if is_large or isinstance(value, (Mapping, list, tuple)) else repr(value)[:MAX_SHOWN]
 
 
+def to_python(value: Any) -> Any:
+    """Return a number or an array of NumPy, or of a library like it, as Python's number or list; others as they are."""
+    tolist = getattr(value, "tolist", None)
+    return value if tolist is None else tolist()
+
+
+def to_list(field: str, value: Any, expected: str) -> list[Any]:
+    """Return the items of a list, of an array, or of another iterable that is no text and no mapping.
+
+    Raises:
+        InvalidRequestError: it is none of these; the message begins with `expected`.
+    """
+    items = None if isinstance(value, (str, bytes, bytearray, memoryview, Mapping)) else to_python(value)
+    if not isinstance(items, Iterable):
+        raise InvalidRequestError(field, f"{expected}, got {shorten(value)}")
+    return list(items)
+
+
 def to_integer(value: Any) -> Any:
     """Return a whole number as an int, whatever type it has; other values are returned as they are.
 
-    In JSON 5.0 is an integer, equal to 5, and NumPy has integers of its own.
+    In JSON 5.0 is an integer, equal to 5, and NumPy has integers of its own. A boolean is none.
     """
+    if type(value) is int:
+        return value
+    value = to_python(value)
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 
 def to_integers(values: Iterable[Any]) -> list[Any]:
-    """Return the values of a list, each converted by `to_integer`."""
-    values = list(values)
+    """Return the values of a list or an array, each converted by `to_integer`."""
+    values = list(to_python(values))
     return values if set(map(type, values)) <= {int} else [to_integer(value) for value in values]
+
+
+def to_number(value: Any) -> Any:
+    """Return a real number as an int or a float, whatever type it has; other values are returned as they are."""
+    value = to_python(value)
+    if isinstance(value, (int, float, str)) or not hasattr(value, "__float__"):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return value
 
 
 def with_integers(value: Any) -> Any:

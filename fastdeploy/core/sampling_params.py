@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams, StructuredOutputsParams
-from fastdeploy.core.json_types import check_unicode, shorten, to_integer, to_integers
+from fastdeploy.core.json_types import check_unicode, shorten, to_integer, to_integers, to_list, to_number
 from fastdeploy.core.keywords import Absent, suggest_keywords
 
 GREEDY_TEMPERATURE = 1e-5  # lower temperatures are greedy
@@ -30,9 +30,8 @@ class Range:
         return isinstance(self.low, int)
 
     def read(self, name: str, value: Any) -> Any:
-        """Return a value, a whole number as an int if the range has integers; raise as `check` does."""
-        if self.is_integer:
-            value = to_integer(value)
+        """Return a value as an int or a float, a whole number as an int if the range has integers; raise as `check`."""
+        value = to_integer(value) if self.is_integer else to_number(value)
         self.check(name, value)
         return value
 
@@ -126,6 +125,7 @@ class SpeculativeParams:
 
 
 _NO_BEAM_SEARCH = "beam search is not supported"
+_OF_PROMPT_IDS = "use prompt_logprobs; -1 reports every token id at each position of the prompt (LLM(max_logprobs=-1))"
 _FOREIGN: Absent = {
     "best_of": ("all choices are returned; use n", ()),
     "use_beam_search": (_NO_BEAM_SEARCH, (False,)),
@@ -135,7 +135,9 @@ _FOREIGN: Absent = {
     "logits_processors": ("use logit_bias, bad_words or allowed_token_ids", ([],)),
     "repetition_detection": ("use repetition_penalty or frequency_penalty", ()),
     "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
-    "flat_logprobs": ("log-probabilities are a mapping per token", (False,)),
+    "flat_logprobs": ("leave it out; each position of the log-probabilities is a mapping by token id", (False,)),
+    "prompt_logprob_token_ids": (_OF_PROMPT_IDS, ()),
+    "prompt_logprob_start": (_OF_PROMPT_IDS, (0,)),
     "output_kind": ("use the argument `stream` of generate or chat", ()),
     "stream_interval": ("generate and chat with `stream` yield a result after each step", (1,)),
     "skip_reading_prefix_cache": ("use a `cache_salt` of its own in the prompt", (False,)),
@@ -256,6 +258,12 @@ class SamplingParams:
         for name, default in _DEFAULTS.items():
             if getattr(self, name) is None:
                 setattr(self, name, default() if callable(default) else default)
+        for name in MAX_ITEMS:
+            if type(getattr(self, name)) is not list and getattr(self, name) is not None:
+                setattr(self, name, to_list(name, getattr(self, name), "expected a list"))
+        if not isinstance(self.logit_bias, Mapping):
+            expected = f"expected a mapping of token ids to numbers, got {shorten(self.logit_bias)}"
+            raise InvalidRequestError("logit_bias", expected)
         if self.logprob_token_ids and self.logprobs is None:
             self.logprobs = 0
         if isinstance(self.speculative, dict):
@@ -293,9 +301,10 @@ class SamplingParams:
         for sequence in self.bad_words_token_ids:
             for token_id in sequence:
                 TOKEN_IDS.check("bad_words_token_ids", token_id)
-        for token_id, bias in self.logit_bias.items():
-            TOKEN_IDS.check("logit_bias", token_id)
-            LOGIT_BIASES.check("logit_bias", bias)
+        self.logit_bias = {
+            TOKEN_IDS.read("logit_bias", token_id): LOGIT_BIASES.read("logit_bias", bias)
+            for token_id, bias in self.logit_bias.items()
+        }
 
     def _check_texts(self) -> None:
         for name in ("stop", "bad_words"):

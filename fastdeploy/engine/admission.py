@@ -14,6 +14,7 @@ from fastdeploy.core.generation_request import without_marks
 from fastdeploy.core.request import GenerationRequest, Prompt, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed, request_seed
+from fastdeploy.structured_output.constraint import OutputConstraint
 from fastdeploy.structured_output.manager import StructuredOutputManager, constraint_field
 
 
@@ -55,6 +56,20 @@ class Admission:
         """Start to compile the request's grammar; once the future is done, `admit` does not wait. None: nor now."""
         return self._structured_output.prepare(request)
 
+    def check(self, request: GenerationRequest, used_ids: Collection[str] = ()) -> list[OutputConstraint | None]:
+        """Check a request; wait for its grammar.
+
+        Returns:
+            The constraint of each choice, None for those without one.
+
+        Raises:
+            InvalidRequestError: names the field and its range.
+        """
+        self._check(request, used_ids)
+        constraints = self._structured_output.make_constraints(request)
+        self._check_accept_policy(request.params)
+        return constraints
+
     def admit(self, request: GenerationRequest, used_ids: Collection[str], now_s: float) -> list[Request]:
         """Return one ledger per choice that has not ended.
 
@@ -66,9 +81,7 @@ class Admission:
             InvalidRequestError: names the field and its range.
         """
         params = request.params
-        self._check(request, used_ids)
-        constraints = self._structured_output.make_constraints(request)
-        self._check_accept_policy(params)
+        constraints = self.check(request, used_ids)
         seed = params.seed if params.seed is not None else request_seed(self._server_seed, self._num_arrivals)
         self._num_arrivals += 1
         if self._speculative.verify_strategy == "greedy" and not params.is_greedy:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastdeploy.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenDelta, TokenLogprobs
 from fastdeploy.core.request import GenerationRequest
@@ -58,6 +58,35 @@ class RequestState:
         self.output.metrics = delta.metrics
         self._num_running -= 1
         self.output.finished = self._num_running == 0
+
+
+class CallResults:
+    """The results of all requests of a call, in order.
+
+    Attributes:
+        num_tokens: output tokens of all of them so far.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, requests: Sequence[GenerationRequest], prompts: Sequence[str | None]
+    ) -> None:
+        """Begin the results of requests, whose prompts have these texts; None decodes the token ids."""
+        self._states = {
+            request.request_id: RequestState(tokenizer, request, prompt) for request, prompt in zip(requests, prompts)
+        }
+        self.num_tokens = 0
+
+    def apply(self, deltas: Sequence[TokenDelta]) -> list[RequestOutput]:
+        """Add deltas to the results; return those that have changed."""
+        changed = dict.fromkeys(delta.request_id for delta in deltas)
+        for delta in deltas:
+            self._states[delta.request_id].apply(delta)
+            self.num_tokens += len(delta.token_ids)
+        return [self._states[request_id].output for request_id in changed]
+
+    def outputs(self) -> list[RequestOutput]:
+        """Return all results."""
+        return [state.output for state in self._states.values()]
 
 
 def by_token_id(entry: TokenLogprobs, text_of: TextOf) -> dict[int, Logprob]:

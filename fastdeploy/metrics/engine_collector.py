@@ -22,13 +22,14 @@ from fastdeploy.core.stats import (
 
 PREFIX = "fastdeploy:"
 _CACHE_LABELS = {"num_blocks": "num_gpu_blocks", "dtype": "cache_dtype"}  # second names
+_EXPERTS_OF_A_STEP = "moe_distinct_experts"
 _HISTOGRAM_TEXTS = {
     "inter_token_latency_seconds": "Time between two steps that emit tokens of a choice",
     "iteration_tokens_total": "Rows of a step: prompt tokens, last tokens and draft tokens",
     "request_prefill_kv_computed_tokens": "Prompt tokens of a choice that were not found in a cache",
     "request_num_preemptions": "Preemptions of a choice",
     "request_params_n": "Choices per request (n)",
-    "moe_distinct_experts": "Experts of a layer that have rows in a step, mean of the layers",
+    _EXPERTS_OF_A_STEP: "Experts of a layer that have rows in a step, mean of the layers",
 }
 
 
@@ -36,11 +37,20 @@ class EngineCollector(Collector):
     """Reads the latest `EngineStats` on each request of /metrics."""
 
     def __init__(
-        self, read_stats: Callable[[], EngineStats], read_description: Callable[[], Mapping[str, Any]]
+        self,
+        read_stats: Callable[[], EngineStats],
+        read_description: Callable[[], Mapping[str, Any]],
+        is_complete: bool = True,
     ) -> None:
-        """Read counters and the engine's description from these functions; the description is empty during start-up."""
+        """Read counters and the engine's description from these functions; the description is empty during start-up.
+
+        Args:
+            is_complete: also yield metrics of experts and of a suffix cache, as zeros, if the engine has none, so that
+                dashboards find them.
+        """
         self._read_stats = read_stats
         self._read_description = read_description
+        self._is_complete = is_complete
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family per metric."""
@@ -51,8 +61,10 @@ class EngineCollector(Collector):
         yield from _prompt_tokens(stats)
         yield from _histograms(stats)
         yield from _speculation(stats, description.get("speculation", {}))
-        yield from _experts(stats.experts or ExpertStats())
-        yield from _suffix_cache(stats.suffix_cache or SuffixCacheStats())
+        if self._is_complete or stats.experts is not None:
+            yield from _experts(stats)
+        if self._is_complete or stats.suffix_cache is not None:
+            yield from _suffix_cache(stats.suffix_cache or SuffixCacheStats())
 
 
 def _state(stats: EngineStats) -> Iterator[Metric]:
@@ -119,23 +131,31 @@ def _prompt_tokens(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _histograms(stats: EngineStats) -> Iterator[Metric]:
-    for name, bounds in HISTOGRAM_BOUNDS.items():
-        histogram = stats.histograms.get(name) or Histogram([0] * (len(bounds) + 1))
-        uppers = [*map(floatToGoString, bounds), "+Inf"]
-        family = HistogramMetricFamily(PREFIX + name, _HISTOGRAM_TEXTS[name])
-        family.add_metric([], list(zip(uppers, accumulate(histogram.counts))), histogram.total)
-        yield family
+    for name in HISTOGRAM_BOUNDS:
+        if name != _EXPERTS_OF_A_STEP:
+            yield _histogram(stats, name)
 
 
-def _experts(stats: ExpertStats) -> Iterator[Metric]:
+def _histogram(stats: EngineStats, name: str) -> Metric:
+    bounds = HISTOGRAM_BOUNDS[name]
+    histogram = stats.histograms.get(name) or Histogram([0] * (len(bounds) + 1))
+    uppers = [*map(floatToGoString, bounds), "+Inf"]
+    family = HistogramMetricFamily(PREFIX + name, _HISTOGRAM_TEXTS[name])
+    family.add_metric([], list(zip(uppers, accumulate(histogram.counts))), histogram.total)
+    return family
+
+
+def _experts(stats: EngineStats) -> Iterator[Metric]:
     """Yield the load of experts; series by layer are missing if the model has no experts."""
-    loads = {str(layer): load for layer, load in zip(stats.layers, stats.largest_loads)}
+    yield _histogram(stats, _EXPERTS_OF_A_STEP)
+    experts = stats.experts or ExpertStats()
+    loads = {str(layer): load for layer, load in zip(experts.layers, experts.largest_loads)}
     yield _counters("moe_largest_load", "Rows of the expert of a layer that has most in a step", "layer", loads, {})
-    yield _counter("moe_mean_load", "Rows of an expert in a step, mean of all experts", stats.mean_load)
+    yield _counter("moe_mean_load", "Rows of an expert in a step, mean of all experts", experts.mean_load)
     text = "Largest / mean load of the experts of a layer since the start; 1 is even"
     imbalance = GaugeMetricFamily(PREFIX + "moe_load_imbalance", text, labels=["layer"])
     for layer, load in loads.items():
-        imbalance.add_metric([layer], _ratio(load, stats.mean_load))
+        imbalance.add_metric([layer], _ratio(load, experts.mean_load))
     yield imbalance
 
 

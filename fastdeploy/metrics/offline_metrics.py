@@ -29,7 +29,8 @@ class OfflineMetrics:
         """Read counters and the engine's description from these functions; `model_name` becomes a label."""
         registry = CollectorRegistry()
         self._recorder = RequestRecorder(registry)
-        self._collector = DashboardLabels([registry, EngineCollector(read_stats, read_description)], model_name)
+        engine = EngineCollector(read_stats, read_description, is_complete=False)
+        self._collector = DashboardLabels([registry, engine], model_name)
 
     def started(self, request: GenerationRequest) -> None:
         """Count a new request."""

@@ -64,7 +64,7 @@ def read_metrics(collector: Collector) -> list[Metric]:
 def _metrics_of(family: Family) -> Iterator[Metric]:
     if family.type == "gauge":
         for sample in family.samples:
-            yield Gauge(family.name, sample.labels, sample.value)
+            yield Gauge(family.name, sample.labels, float(sample.value))
     elif family.type == "histogram":
         for group in _without_label(family.samples, "le"):
             yield _histogram(family.name, *group)

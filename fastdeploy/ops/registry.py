@@ -163,6 +163,12 @@ def selected_backend() -> Backend:
     return _selected or select_backend(DEFAULT_DEVICE)
 
 
+def activate_device() -> None:
+    """Make the device of the backend in use the one of the calling thread; before one is selected, do nothing."""
+    if _selected is not None:
+        _selected.activate()
+
+
 def _select(entry: OpEntry, backend: Backend, failing: Collection[str] = ()) -> None:
     kernel = None if entry.name in failing else backend.kernels.get(entry.name)
     if kernel is None and entry.has_fallback:
