@@ -240,15 +240,16 @@ class SharedEngine:
 
 
 class Call:
-    """The requests of a call of `generate` or `chat`; in a `with` block, they are in the engine until they end.
+    """The requests of a call of `generate` or `chat`, which are aborted at the end of a `with` block if they go on.
 
-    Iterating yields what was emitted for them since the last time, which may be nothing, and runs steps as needed.
+    Iterating, once, adds them to the engine, runs steps as needed, and yields what was emitted for them since the last
+    time, which may be nothing.
     """
 
     def __init__(
         self, engine: SharedEngine, requests: Sequence[GenerationRequest], inbox: _Inbox, on_end: Callable[[], None]
     ) -> None:
-        """Add nothing to the engine yet; call `on_end` at the end of the block, or when the call is garbage."""
+        """Call `on_end` at the end of the block, or when the call is garbage."""
         self._engine = engine
         self._requests = requests
         self._inbox = inbox
@@ -256,7 +257,6 @@ class Call:
         self._end.atexit = False
 
     def __enter__(self) -> Call:
-        self._engine.add(self._inbox, self._requests)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -265,6 +265,7 @@ class Call:
 
     def __iter__(self) -> Iterator[list[TokenDelta]]:
         inbox = self._inbox
+        self._engine.add(inbox, self._requests)
         while inbox.unfinished or inbox.deltas or inbox.error:
             yield self._engine.advance(inbox)
 

@@ -20,7 +20,7 @@ from fastdeploy.entrypoints.deferred_signals import SIGNALS
 from tests.entrypoints.small_llm import assert_empty, load_small_model
 
 FILES = {module.__file__ for module in (deferred_signals, llm_module, offline_results, shared_engine)}
-PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, speculative={"method": "off"})  # type: ignore[arg-type]
+PARAMS = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, speculative={"method": "off"})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import io
 import itertools
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from tqdm import tqdm
 from fastdeploy import LLM, InvalidRequestError, RequestOutput, SamplingParams
 from fastdeploy.core.errors import DeviceError, DeviceFailedError, EngineDeadError, RequestFailedError
 from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.stats import SuffixCacheStats
 from fastdeploy.metrics.reader import Histogram
 from tests.entrypoints.small_llm import assert_empty, load_small_model, replaced
 
@@ -140,6 +142,21 @@ def test_a_stream_may_be_dropped_within_the_step_of_another_call(llm: LLM) -> No
     assert_empty(llm)
 
 
+def test_a_stream_that_is_dropped_while_metrics_are_read_is_aborted_after_that(llm: LLM) -> None:
+    streams = [stream(llm, "abc", max_tokens=40)]
+    next(streams[0])
+    read = llm.engine.proposer.suffix_cache_stats
+
+    def drop() -> SuffixCacheStats | None:
+        streams.clear()
+        return read()
+
+    with replaced(llm.engine.proposer, "suffix_cache_stats", drop):
+        llm.get_metrics()
+    assert streams == [] and not llm.engine.has_unfinished()
+    assert_empty(llm)
+
+
 def test_an_exception_while_requests_are_added_leaves_none(llm: LLM) -> None:
     held = stream(llm, "abc", max_tokens=40)
     next(held)
@@ -156,6 +173,23 @@ def test_an_exception_while_requests_are_added_leaves_none(llm: LLM) -> None:
     assert llm.llm_engine.get_num_unfinished_requests() == 1
     assert last(held) == complete(llm, "abc", max_tokens=40)
     assert_empty(llm)
+
+
+def test_ctrl_c_while_requests_are_added_leaves_none_when_it_is_handled(llm: LLM) -> None:
+    add = llm.engine.add_request
+
+    def add_and_interrupt(request: Any) -> list[TokenDelta]:
+        signal.raise_signal(signal.SIGINT)
+        return add(request)
+
+    with replaced(llm.engine, "add_request", add_and_interrupt):
+        for is_stream in (False, True):
+            try:
+                list(llm.generate(["a", "b"], params(), use_tqdm=False, stream=is_stream))
+            except KeyboardInterrupt:
+                assert_empty(llm)
+            else:
+                pytest.fail("no interrupt")
 
 
 def test_ends_that_adding_a_request_returns_are_its_results(llm: LLM) -> None:
