@@ -258,12 +258,7 @@ class SamplingParams:
         for name, default in _DEFAULTS.items():
             if getattr(self, name) is None:
                 setattr(self, name, default() if callable(default) else default)
-        for name in MAX_ITEMS:
-            if type(getattr(self, name)) is not list and getattr(self, name) is not None:
-                setattr(self, name, to_list(name, getattr(self, name), "expected a list"))
-        if not isinstance(self.logit_bias, Mapping):
-            expected = f"expected a mapping of token ids to numbers, got {shorten(self.logit_bias)}"
-            raise InvalidRequestError("logit_bias", expected)
+        self._convert_lists()
         if self.logprob_token_ids and self.logprobs is None:
             self.logprobs = 0
         if isinstance(self.speculative, dict):
@@ -272,6 +267,16 @@ class SamplingParams:
             self.structured_outputs = StructuredOutputsParams.from_fields("structured_outputs", self.structured_outputs)
         if isinstance(self.guided_decoding, dict):
             self.guided_decoding = GuidedDecodingParams(**self.guided_decoding)
+
+    def _convert_lists(self) -> None:
+        for name in (*MAX_ITEMS, "visible_token_ids"):
+            value = getattr(self, name)
+            if type(value) is not list and value is not None:
+                expected = "expected a text or a list of texts" if name == "stop" else "expected a list"
+                setattr(self, name, to_list(name, value, expected))
+        if not isinstance(self.logit_bias, Mapping):
+            expected = f"expected a mapping of token ids to numbers, got {shorten(self.logit_bias)}"
+            raise InvalidRequestError("logit_bias", expected)
 
     def _check_truncation_side(self) -> None:
         if self.truncation_side is None:
@@ -294,10 +299,13 @@ class SamplingParams:
             if getattr(self, name):
                 setattr(self, name, to_integers(getattr(self, name)))
                 _check_token_ids(name, getattr(self, name))
+        self.bad_words_token_ids = [
+            to_integers(to_list("bad_words_token_ids", sequence, "expected lists of token ids"))
+            for sequence in self.bad_words_token_ids
+        ]
         check_bad_word_ids("bad_words_token_ids", self.bad_words_token_ids)
         if any(len(sequence) == 0 for sequence in self.bad_words_token_ids):
             raise InvalidRequestError("bad_words_token_ids", "expected non-empty lists of token ids")
-        self.bad_words_token_ids = [to_integers(sequence) for sequence in self.bad_words_token_ids]
         for sequence in self.bad_words_token_ids:
             for token_id in sequence:
                 TOKEN_IDS.check("bad_words_token_ids", token_id)

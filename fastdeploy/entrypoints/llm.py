@@ -17,7 +17,7 @@ from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import InvalidRequestError, device_errors
 from fastdeploy.core.faults import arm
-from fastdeploy.core.json_types import shorten
+from fastdeploy.core.json_types import shorten, to_list
 from fastdeploy.core.outputs import RequestOutput
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import GenerationRequest
@@ -226,9 +226,14 @@ class LLM:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
             return [params] * len(prompts)
-        if len(params) != len(prompts):
-            raise InvalidRequestError("sampling_params", f"expected one object or {len(prompts)}, got {len(params)}")
-        return list(params)
+        expected = f"expected SamplingParams, or a list of {len(prompts)} of them"
+        items = to_list("sampling_params", params, expected)
+        for i, item in enumerate(items):
+            if not isinstance(item, SamplingParams):
+                raise InvalidRequestError(f"sampling_params[{i}]", f"expected SamplingParams, got {shorten(item)}")
+        if len(items) != len(prompts):
+            raise InvalidRequestError("sampling_params", f"{expected}, got {len(items)}")
+        return items
 
     def _render(
         self,

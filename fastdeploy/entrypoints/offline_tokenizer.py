@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.json_types import shorten
+from fastdeploy.core.json_types import shorten, to_integer, to_integers, to_list
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -100,14 +100,17 @@ class OfflineTokenizer:
         return _encoding(ids, return_attention_mask is not False)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
-        """Return the text of a token id or of a list of them, or the texts of a list of such lists."""
+        """Return the text of a token id or of a list of them, or the texts of a list of such lists.
+
+        Raises:
+            InvalidRequestError: `token_ids` is none of these.
+        """
         _refuse(options)
-        token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-        if isinstance(token_ids, int):
-            token_ids = [token_ids]
-        if token_ids and not isinstance(token_ids[0], int):
-            return self.batch_decode(token_ids, skip_special_tokens)
-        return self._tokenizer.decode(token_ids, skip_special_tokens)
+        token_id = to_integer(token_ids)
+        ids = [token_id] if isinstance(token_id, int) else _ids_of(token_ids)
+        if all(isinstance(item, int) for item in ids):
+            return self._tokenizer.decode(ids, skip_special_tokens)
+        return self.batch_decode(ids, skip_special_tokens)
 
     def batch_decode(self, sequences: Sequence[Any], skip_special_tokens: bool = False, **options: Any) -> list[str]:
         """Return the text of each list of token ids."""
@@ -174,13 +177,26 @@ class OfflineTokenizer:
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """Return the token of an id or of each id of a list, as in the tokenizer's file; None for an unknown id."""
-        if isinstance(ids, int):
-            return self._tokens.get(ids)
-        return [self._tokens.get(token_id) for token_id in ids]
+        """Return the token of an id or of each id of a list, as in the tokenizer's file; None for an unknown id.
+
+        Raises:
+            InvalidRequestError: `ids` is neither.
+        """
+        token_id = to_integer(ids)
+        if isinstance(token_id, int):
+            return self._tokens.get(token_id)
+        token_ids = _ids_of(ids)
+        for item in token_ids:
+            if not isinstance(item, int):
+                raise InvalidRequestError("ids", f"expected token ids, got {shorten(item)}")
+        return [self._tokens.get(item) for item in token_ids]
 
     def _id(self, token: str | None) -> int | None:
         return None if token is None else self._vocab.get(token)
+
+
+def _ids_of(token_ids: Any) -> list[Any]:
+    return to_integers(to_list("token_ids", token_ids, "expected a token id or a list of token ids"))
 
 
 def _encoding(ids: Any, has_mask: bool) -> BatchEncoding:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -94,6 +96,15 @@ def test_shorthands_are_converted() -> None:
         ("zzz", "zzz: unknown argument of SamplingParams"),
         ("thinking_token_budget", "thinking_token_budget: use reasoning_max_tokens"),
         ("output_kind", "output_kind: use the argument `stream` of generate or chat"),
+        (
+            "flat_logprobs",
+            "flat_logprobs: leave it out; each position of the log-probabilities is a mapping by token id",
+        ),
+        (
+            "prompt_logprob_token_ids",
+            "prompt_logprob_token_ids: use prompt_logprobs; -1 reports every token id at each position of the prompt "
+            "(LLM(max_logprobs=-1))",
+        ),
     ],
 )
 def test_unknown_argument_is_refused_with_the_nearest_one_or_what_to_use_instead(name: str, message: str) -> None:
@@ -121,3 +132,41 @@ def test_whole_numbers_of_any_type_are_integers_and_fractions_are_refused() -> N
     for bad in (2.5, np.float64(2.5), True, np.bool_(True), float("nan"), float("inf"), "2"):
         with pytest.raises(InvalidRequestError, match="top_k: expected an integer"):
             SamplingParams(top_k=bad)
+
+
+def test_real_numbers_of_any_type_are_floats() -> None:
+    for half in (np.float32(0.5), np.float16(0.5), np.array(0.5), Decimal("0.5"), Fraction(1, 2)):
+        given = SamplingParams(temperature=half, logit_bias={np.int64(5): half})
+        assert given == SamplingParams(temperature=0.5, logit_bias={5: 0.5})
+        assert {type(given.temperature), *map(type, given.logit_bias.values())} == {float}
+    for bad in (True, np.bool_(True), "1", 1j, None.__class__, np.array([0.5]), Fraction(10**400), Decimal("nan")):
+        with pytest.raises(InvalidRequestError, match=r"temperature: expected a number in \[0, 2e\+09\], got "):
+            SamplingParams(temperature=bad)
+
+
+def test_lists_may_be_arrays_and_other_iterables_but_no_texts() -> None:
+    expected = SamplingParams(
+        stop=["a"],
+        stop_token_ids=[5, 6],
+        visible_token_ids=[5, 6],
+        allowed_token_ids=[5, 6],
+        bad_words_token_ids=[[5, 6]],
+    )
+    for ids in (np.array([5, 6]), (5, 6), range(5, 7), np.array([5.0, 6.0])):
+        given = SamplingParams(
+            stop=("a",), stop_token_ids=ids, visible_token_ids=ids, allowed_token_ids=ids, bad_words_token_ids=(ids,)
+        )
+        assert given == expected
+    for name in ("stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_token_ids", "visible_token_ids"):
+        for bad in ("ab", b"ab", 5, {5: 6}):
+            with pytest.raises(InvalidRequestError, match=f"^{name}: expected a list, got "):
+                SamplingParams(**{name: bad})
+    for bad in ([5], [None], ["ab"]):
+        with pytest.raises(InvalidRequestError, match=r"^bad_words_token_ids: expected lists of token ids, got "):
+            SamplingParams(bad_words_token_ids=bad)
+    with pytest.raises(InvalidRequestError, match=r"^stop: expected a text or a list of texts, got 5"):
+        SamplingParams(stop=5)
+    with pytest.raises(
+        InvalidRequestError, match=r"^logit_bias: expected a mapping of token ids to numbers, got an array"
+    ):
+        SamplingParams(logit_bias=[5])

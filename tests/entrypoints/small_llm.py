@@ -14,14 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import fastdeploy
 from fastdeploy import LLM
 
-GOLDEN = Path(fastdeploy.__file__).parents[1] / "tests" / "golden" / "ernie4_5_bias"
-CONTEXT = 64  # of the model, tokens
+GOLDEN = Path(fastdeploy.__file__).parents[1] / "tests" / "golden"
 TEMPLATE = "{% for message in messages %}{{ message.role[0] }}:{{ message.content }};{% endfor %}"
 
 
-def save_small_model(folder: Path) -> Path:
-    """Fill `folder` with links to the model's files and a tokenizer: one token per printable ASCII character."""
-    for file in GOLDEN.iterdir():
+def save_small_model(folder: Path, golden: str = "ernie4_5_bias") -> Path:
+    """Fill `folder` with links to a model's files and a tokenizer: one token per printable ASCII character."""
+    for file in (GOLDEN / golden).iterdir():
         (folder / file.name).symlink_to(file)
     tokens = ["<unk>", "<s>", "</s>", *map(chr, range(32, 127))]
     backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, [], unk_token="<unk>"))
@@ -34,11 +33,11 @@ def save_small_model(folder: Path) -> Path:
     return folder
 
 
-def load_small_model(folder: Path, **kwargs: Any) -> LLM:
-    """Load the model with few and small blocks, so that prefixes are shared and requests preempted."""
+def load_small_model(folder: Path, golden: str = "ernie4_5_bias", **kwargs: Any) -> LLM:
+    """Load a model with few and small blocks, so that prefixes are shared and requests preempted."""
     speculative = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
     values = {"block_size": 16, "num_gpu_blocks_override": 12, "speculative_config": speculative, "seed": 1, **kwargs}
-    return LLM(str(save_small_model(folder)), **values)
+    return LLM(str(save_small_model(folder, golden)), **values)
 
 
 def assert_empty(llm: LLM) -> None:

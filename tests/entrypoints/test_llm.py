@@ -170,8 +170,9 @@ def test_prompts_of_lower_priority_values_begin_first() -> None:
 @pytest.mark.parametrize(
     ("priority", "message"),
     [
-        ([1], r"priority: expected a list with one integer per prompt \(2\)"),
-        (1, r"priority: expected a list with one integer per prompt \(2\)"),
+        ([1], r"priority: expected an integer, or a list with one integer per prompt \(2\), got 1"),
+        (True, r"priority: expected an integer in \[-2147483648, 2147483647\], got True"),
+        ("ab", r"priority: expected an integer, or a list with one integer per prompt \(2\), got 'ab'"),
         ([1, 0.5], r"priority\[1\]: expected an integer in \[-2147483648, 2147483647\], got 0.5"),
     ],
 )

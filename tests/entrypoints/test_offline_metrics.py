@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fastdeploy import LLM, SamplingParams
 from fastdeploy.metrics.reader import Counter, Gauge, Histogram, Metric, Vector
+from tests.entrypoints.small_llm import load_small_model
 
 BLOCK = 64
 
@@ -101,3 +104,21 @@ def test_labelled_metrics_are_one_object_per_label_and_positions_a_vector() -> N
     steps = named["fastdeploy:spec_decode_num_drafts"]
     assert isinstance(gaps, Histogram) and isinstance(steps, Counter)
     assert steps.value <= gaps.count < 39  # a step that accepts drafts emits several tokens after one gap
+
+
+def test_every_gauge_has_a_float_and_only_parts_that_the_model_has_are_reported(tmp_path: Path) -> None:
+    adaptive = {"method": "suffix", "num_speculative_tokens": 2}
+    models: dict[str, LLM] = {
+        "dense": LLM(model="demo", max_model_len=64),
+        "suffix": LLM(model="demo", max_model_len=64, speculative_config=adaptive),
+        "experts": load_small_model(tmp_path, golden="qwen3_moe"),
+    }
+    for name, llm in models.items():
+        llm.generate([5, 6], SamplingParams(max_tokens=2), use_tqdm=False)
+        metrics = llm.get_metrics()
+        assert {type(metric.value) for metric in metrics if isinstance(metric, Gauge)} == {float}
+        for part, prefix in (("experts", "fastdeploy:moe_"), ("suffix", "fastdeploy:suffix_cache_")):
+            found = {metric.name.removeprefix(prefix) for metric in metrics if metric.name.startswith(prefix)}
+            assert bool(found) == (part == name), (name, found)
+            if part == "experts" == name:
+                assert found == {"distinct_experts", "largest_load", "mean_load", "load_imbalance"}

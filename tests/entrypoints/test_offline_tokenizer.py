@@ -50,6 +50,21 @@ def test_decode_keeps_special_tokens_unless_told_otherwise(tokenizer: OfflineTok
     assert tokenizer.batch_decode([IDS], skip_special_tokens=True) == ["def f(x): a , b ."]
 
 
+def test_ids_may_be_numbers_and_arrays_of_numpy(tokenizer: OfflineTokenizer) -> None:
+    for ids in (np.array([72, 73]), [np.int64(72), np.int32(73)], (72, 73), [72.0, 73], range(72, 74)):
+        assert (tokenizer.decode(ids), tokenizer.convert_ids_to_tokens(ids)) == ("ab", ["a", "b"])
+        assert tokenizer.batch_decode([ids]) == ["ab"]
+    for one in (np.int64(72), np.array(72), 72.0):
+        assert (tokenizer.decode(one), tokenizer.convert_ids_to_tokens(one)) == ("a", "a")
+    assert tokenizer.decode(np.array([[72], [73]])) == ["a", "b"]
+    for wrong in (None, "72", [None], [5.5], b"x"):
+        with pytest.raises(InvalidRequestError, match=r"^token_ids: expected a token id or a list of token ids, got "):
+            tokenizer.decode(wrong)
+    for wrong in ([[72]], [None], [5.5]):
+        with pytest.raises(InvalidRequestError, match=r"^ids: expected token ids, got "):
+            tokenizer.convert_ids_to_tokens(wrong)
+
+
 def test_chat_template_returns_ids_unless_told_otherwise(tokenizer: OfflineTokenizer) -> None:
     ids = [1, 298, 553, 644]
     assert tokenizer.apply_chat_template(MESSAGES) == {"input_ids": ids, "attention_mask": [1, 1, 1, 1]}
