@@ -18,7 +18,8 @@ SLOW_MODULES = {  # start servers or other processes, train models, or search th
     "entrypoints": """
         test_bench test_border_fuzz test_cli test_clients test_cluster_secrets test_completion_fields
         test_connection_gate test_docs_pages test_endpoints test_faults test_formats test_http_protocol
-        test_isolation test_lifecycle test_load test_openai_errors test_openapi_fuzz
+        test_isolation test_lifecycle test_llm_threads test_load test_offline_interleavings
+        test_openai_errors test_openapi_fuzz
         test_other_checkout test_page test_raw_fuzz test_real_server test_real_tools test_request_limits
         test_run_batch test_seeds test_seeds_pair test_server_flags
         test_speculation_control test_structured test_workers

@@ -101,17 +101,6 @@ class Engine:
             imported = None if self.transfer is None else self.transfer.begin_import(request)
         return all_done([future for future in (grammar, imported) if future is not None])
 
-    def check_request(self, request: GenerationRequest) -> None:
-        """Raise the error of a request that `add_request` would refuse as invalid; wait for its grammar.
-
-        Raises:
-            InvalidRequestError: the request cannot be served.
-            QueueFullError: too many grammars of the client are waiting.
-            RequestFailedError: an internal error.
-        """
-        with self._isolate_failure(request):
-            self.admission.check(request)
-
     def add_request(self, request: GenerationRequest) -> list[TokenDelta]:
         """Add the choices of a request to the waiting queue; wait for its grammar.
 

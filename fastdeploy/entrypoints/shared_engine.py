@@ -86,7 +86,7 @@ class SharedEngine:
                 future.result()
         with self._locked():
             for request in requests:
-                self._engine.check_request(request)
+                self._engine.admission.check(request)
 
     def call(self, requests: Sequence[GenerationRequest]) -> Call:
         """Return a call that will have these requests."""

@@ -105,11 +105,25 @@ def interrupted_at(line: int) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_an_interrupt_at_any_line_of_a_call_leaves_no_request(llm: LLM, is_stream: bool) -> None:
+def complete(llm: LLM) -> None:
+    llm.generate(["ab", "abc"], PARAMS, use_tqdm=False)
+
+
+def drain(llm: LLM) -> None:
+    list(llm.generate(["ab", "abc"], PARAMS, stream=True))
+
+
+def begin_and_close(llm: LLM) -> None:
+    updates = llm.generate(["ab", "abc"], PARAMS, stream=True)
+    next(updates)  # type: ignore[call-overload]
+    updates.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("use", [complete, drain, begin_and_close])
+def test_an_interrupt_at_any_line_of_a_call_leaves_no_request(llm: LLM, use: Callable[[LLM], None]) -> None:
     def run(line: int) -> int:
         with interrupted_at(line) as count:
-            list(llm.generate(["ab", "abc"], PARAMS, use_tqdm=False, stream=is_stream))
+            use(llm)
         return count[0]
 
     num_lines = run(-1)

@@ -49,7 +49,7 @@ assert counts["drafts"] > 0 and counts["decode_s"] > 0 and sum(counts["per_posit
 
 def test_every_block_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     exec(compile("\n".join(blocks), str(GUIDE), "exec"), {})
     printed = capsys.readouterr().out
     assert re.search(r"^'.*' -\d+\.\d+ \d+$", printed, re.MULTILINE), "a token with its log-probability and rank"
