@@ -258,7 +258,8 @@ def prompts_of(llm: LLM, messages: Any, **kwargs: Any) -> list[str | None]:
 def test_chat_accepts_templates_tools_and_variables(llm: LLM) -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
     source = (
-        "{{ tools[0].function.name if tools else '-' }} {{ kind }} {{ messages[0].role }} {{ messages[0].content }}"
+        "{{ tools[0].function.name if tools else '-' }} {{ kind }}"
+        "{% for m in messages %} {{ m.role }} {{ m.content }}{% endfor %}"
     )
     conversations = [[{"role": "developer", "content": "x"}], [{"role": "user", "content": "x"}]]
     options: dict[str, Any] = {"chat_template": source, "chat_template_kwargs": {"kind": "a"}}
