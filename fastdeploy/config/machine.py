@@ -8,11 +8,9 @@ import platform
 import re
 from pathlib import Path
 
+from fastdeploy.config.cgroups import cgroup_available_bytes
 from fastdeploy.config.env import read_env
 from fastdeploy.config.numa import bound_memory_bytes
-
-_CGROUP = Path("/sys/fs/cgroup")
-
 
 GPU_LIBRARY = Path(__file__).parents[1] / "ops" / "gpu_library" / "libfd_gpu.so"
 
@@ -46,8 +44,9 @@ def processor_name() -> str:
 def available_memory_bytes() -> int:
     """Return the available memory in bytes.
 
-    It is the least of the kernel's MemAvailable, what the cgroup's limit leaves, and what those memory nodes leave to
-    which the process is bound. Cached pages of files, such as a checkpoint that was just copied, do not count as used.
+    It is the least of the kernel's MemAvailable, what the limits of the process's control groups leave, and what those
+    memory nodes leave to which it is bound. Cached pages of files, such as a checkpoint that was just copied, do not
+    count as used.
     """
     found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     if found is None:
@@ -55,26 +54,5 @@ def available_memory_bytes() -> int:
     available, bound = int(found[1]) * 1024, bound_memory_bytes()
     if bound is not None:
         available = min(available, bound)
-    limit = _read_int(_CGROUP / "memory.max")
-    used = _read_int(_CGROUP / "memory.current")
-    if limit is not None and used is not None:
-        available = min(available, max(0, limit - used + _cached_file_bytes()))
-    return available
-
-
-def _cached_file_bytes() -> int:
-    """Return the bytes of cached files in the cgroup, which the kernel takes back when memory is needed."""
-    try:
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    counters = dict(line.split() for line in lines)
-    return int(counters.get("active_file", 0)) + int(counters.get("inactive_file", 0))
-
-
-def _read_int(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+    left = cgroup_available_bytes()
+    return available if left is None else min(available, left)

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from fastdeploy.config import machine
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig, parse_model_config
 from fastdeploy.config.packed_checkpoint import PackedHeader
@@ -170,16 +168,3 @@ def test_engine_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 20 * MEBIBYTE)
     with pytest.raises(ConfigError, match=r"the weights take 0.02 GiB.* --quantization wint8 fits"):
         make_engine(EngineConfig(model="demo"))
-
-
-def test_cached_files_do_not_count_as_used_memory_of_a_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    (tmp_path / "memory.max").write_text(f"{64 * MEBIBYTE}\n")
-    (tmp_path / "memory.current").write_text(f"{60 * MEBIBYTE}\n")
-    assert machine.available_memory_bytes() == 4 * MEBIBYTE
-    (tmp_path / "memory.stat").write_text(
-        f"anon {20 * MEBIBYTE}\nfile {40 * MEBIBYTE}\ninactive_file {30 * MEBIBYTE}\nactive_file {9 * MEBIBYTE}\n"
-    )
-    assert machine.available_memory_bytes() == 43 * MEBIBYTE
