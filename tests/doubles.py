@@ -19,6 +19,7 @@ from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
+from fastdeploy.kv_cache.block_pool import BlockMemory
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.spec_decode.proposers.base import Proposer
 
@@ -134,11 +135,12 @@ def make_engine(
     scheduler: SchedulerConfig | None = None,
     clock: ManualClock | None = None,
     length_policy: LengthPolicy | None = None,
+    memory: BlockMemory | None = None,
 ) -> Engine:
     """Build an engine with the slot model."""
     clock = clock or ManualClock()
     method = "ngram" if num_speculative_tokens else "naive"
-    kv = KVCacheManager(num_blocks, block_size, prefix_caching)
+    kv = KVCacheManager(num_blocks, block_size, prefix_caching, memory=memory)
     admission = Admission(
         max_model_len=max_model_len,
         num_cache_tokens=num_blocks * block_size,

@@ -49,14 +49,14 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Interface]]:
         return
     paths = dict[_Interface, PurePosixPath]()
     for line in memberships:
-        _, controllers, path = line.split(":", 2)
+        _, controllers, group = line.split(":", 2)
         if not controllers or "memory" in controllers.split(","):
-            paths[_V1 if controllers else _V2] = PurePosixPath(path.removesuffix(" (deleted)"))
+            paths[_V1 if controllers else _V2] = PurePosixPath(group.removesuffix(" (deleted)"))
     for line in mounts:
         interface, mounted_group, point = _read_mount(line)
         if interface is not None and (path := paths.get(interface)) is not None:
-            for group in _lineage(path, mounted_group):
-                yield root / point.relative_to("/") / group, interface
+            for relative in _lineage(path, mounted_group):
+                yield root / point.relative_to("/") / relative, interface
 
 
 def _read_mount(line: str) -> tuple[_Interface | None, PurePosixPath, PurePosixPath]:

@@ -19,6 +19,10 @@ from fastdeploy.core.sampling_params import MAX_LOGPROB_ENTRIES, MAX_LOGPROBS
 BLOCK_SIZE_MULTIPLE = 16
 MAX_COUNT = 2**31 - 1
 _DTYPE_HELP = "auto, bfloat16 or float32"
+_KV_CACHE_MEMORY_HELP = (
+    "memory for KV blocks, such as 512Mi, taken at the start (default on the CPU: what --max-num-seqs full contexts "
+    "need, at most half of what is free, taken as it is used; on a GPU: --gpu-memory-utilization)"
+)
 _HALF = dict.fromkeys(("half", "float16"), "is not available; take bfloat16 or float32")
 _OTHER_BACKENDS = dict.fromkeys(
     ("xgrammar", "outlines", "lm-format-enforcer"), "is not available; take auto or guidance, which is llguidance"
@@ -37,7 +41,7 @@ class CacheConfig:
     ] = None
     kv_cache_memory: Annotated[
         int | None,
-        integer(1, 2**60, kind="bytes", help="memory for KV blocks, such as 512Mi (default: half of what is free)"),
+        integer(1, 2**60, kind="bytes", help=_KV_CACHE_MEMORY_HELP),
     ] = None
     dtype: Annotated[
         str, choice(*KV_CACHE_DTYPES, name="kv_cache_dtype", help="auto, or int8 with a scale per token and head")
@@ -50,7 +54,7 @@ class CacheConfig:
             2**60,
             kind="bytes",
             help="shared memory for KV blocks that other nodes fetch, with splitwise (default: a quarter of the KV "
-            "cache, at least two full contexts)",
+            "cache, at least two full contexts, at most half of what the cache leaves)",
         ),
     ] = None
 
@@ -58,6 +62,11 @@ class CacheConfig:
         check_fields(self)
         if self.block_size % BLOCK_SIZE_MULTIPLE:
             raise ConfigError("block_size", f"expected a multiple of {BLOCK_SIZE_MULTIPLE}, got {self.block_size}")
+
+    @property
+    def has_given_size(self) -> bool:
+        """Whether a flag says how large the cache is."""
+        return self.num_blocks is not None or self.kv_cache_memory is not None
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class RequestMetrics:
 
 @dataclass
 class ErrorInfo:
-    """Why a request failed; `type` is numerics, no_token, timeout or internal_error."""
+    """Why a request failed; `type` is numerics, no_token, out_of_memory, timeout or internal_error."""
 
     type: str
     message: str

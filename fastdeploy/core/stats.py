@@ -141,6 +141,8 @@ class EngineStats:
     Attributes:
         num_waiting_tokens: prompt tokens of waiting and running requests that have still to be computed; 0 without a
             cluster.
+        num_blocks: KV blocks, fewer than planned if memory was short when they should have been used.
+        resident_cache_bytes: memory that KV blocks have taken so far; None if the whole cache has taken its own.
         num_imported_tokens: tokens whose keys and values came from other nodes.
         num_computed_prompt_tokens, num_cached_prompt_tokens, num_transferred_prompt_tokens: prompt tokens of scheduled
             choices, whose keys and values are computed, or come from the prefix cache, or from other nodes.
@@ -159,6 +161,7 @@ class EngineStats:
     num_waiting_tokens: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
+    resident_cache_bytes: int | None = None
     num_imported_tokens: int = 0
     num_failed_blocks: dict[str, int] = field(default_factory=dict)
     num_steps: int = 0

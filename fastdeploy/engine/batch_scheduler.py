@@ -125,6 +125,12 @@ class BatchScheduler:
             return self.schedule()
         return StepPlan(scheduled, len(plan.admitted)) if scheduled else None
 
+    def oversized(self) -> list[Request]:
+        """Return the waiting requests that the whole cache cannot hold, because it has ended for lack of memory."""
+        if not self.kv_cache_manager.pool.is_cut:
+            return []
+        return [request for request in self.waiting if not self.kv_cache_manager.can_ever_hold(request)]
+
     def commit(self, scheduled: ScheduledRequest, result: RequestResult, emitted: list[int]) -> None:
         """Update a request after a step; `emitted` is the result's tokens, truncated at the first stop.
 
@@ -218,11 +224,10 @@ class BatchScheduler:
         # A request that was handed over decodes at once; that prompts are limited must not truncate its draft.
         budget = plan.budget + plan.num_withheld if request.num_pending == 1 else plan.budget
         planned, may_run = self._plan_rows(request, budget), self.shares.may_run(request)
-        if planned is None or not may_run or not kv_cache.can_hold(request):
+        if planned is None or not may_run or not self._reserve_for_admission(request, planned):
             if not has_imported:
                 kv_cache.free(request)
             return client.served + request.num_pending / client.weight if may_run else inf
-        kv_cache.reserve(request, request.num_computed + planned.num_scheduled_tokens)
         self.shares.start(request)
         kv_cache.count_lookup(request)
         request.status = RequestStatus.RUNNING
@@ -232,6 +237,11 @@ class BatchScheduler:
         if plan.is_shared:
             self.shares.charge(request, planned.num_scheduled_tokens)
         return None
+
+    def _reserve_for_admission(self, request: Request, planned: ScheduledRequest) -> bool:
+        """Reserve the blocks of the first rows; return False, and reserve none, if the free ones do not hold all."""
+        kv_cache, num_tokens = self.kv_cache_manager, request.num_computed + planned.num_scheduled_tokens
+        return kv_cache.can_hold(request) and kv_cache.reserve(request, num_tokens)
 
     def _reserve_blocks(self, planned: ScheduledRequest, plan: _PartialPlan) -> bool:
         """Reserve the blocks of a running request; preempt others, or itself and return False, if none are free."""
@@ -248,6 +258,8 @@ class BatchScheduler:
             else:
                 client_id = self.shares.heaviest(request)
             last = self._last_request(client_id, request, plan)
+            if last is request and not self.kv_cache_manager.can_ever_hold(request):
+                request.max_drafts = 0  # with a draft, it would be preempted in every step near the end of the cache
             self._preempt(last)
             plan.preempt(last)
             if last is request:

@@ -50,6 +50,7 @@ def describe_engine(
             "num_tokens": memory.num_tokens,
             "dtype": model_config.kv_cache_dtype,
             "bytes": memory.num_bytes,
+            "bound": memory.bound,
         },
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,

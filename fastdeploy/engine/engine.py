@@ -32,6 +32,7 @@ from fastdeploy.engine.stats_collector import StatsCollector
 from fastdeploy.spec_decode.proposers.base import Proposer
 
 INTERNAL_ERROR = ErrorInfo("internal_error", "internal error")
+OUT_OF_MEMORY = ErrorInfo("out_of_memory", "the machine lacks memory for a KV cache that holds the request alone")
 
 logger = logging.getLogger("fastdeploy.engine")
 
@@ -175,6 +176,7 @@ class Engine:
         """Schedule, compute, verify, commit, propose; return the emitted tokens and the ends of requests."""
         deltas = self._end_expired()
         plan = self.scheduler.schedule()
+        deltas += [self._end(request, "error", OUT_OF_MEMORY) for request in self.scheduler.oversized()]
         if plan is None:
             return deltas
         start_s = self._clock()

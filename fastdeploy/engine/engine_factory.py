@@ -25,12 +25,13 @@ from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import MIN_PREFILL_ROWS, BatchScheduler
 from fastdeploy.engine.cluster_group import group_digest, group_parts, layout_digests
+from fastdeploy.engine.cache_memory import CacheMemory
 from fastdeploy.engine.description import describe_engine, make_fingerprint
 from fastdeploy.engine.end_tokens import find_eos_token_ids
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.expert_counter import ExpertCounter
 from fastdeploy.engine.kv_transfer import KVTransfer
-from fastdeploy.engine.memory_plan import MemoryPlan, allocate_kv_caches, plan_memory
+from fastdeploy.engine.memory_plan import MemoryPlan, allocate_kv_caches, free_memory_bytes, plan_memory
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.engine.weight_memory import check_weights_fit
 from fastdeploy.hub.model_path import resolve_model_path
@@ -40,6 +41,8 @@ from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.models.registry import check_device
+from fastdeploy.ops.backend import CachePages
+from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.device_check.first_start import failing_operators
 from fastdeploy.ops.registry import OperatorLibraryError, select_backend, selected_backend
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
@@ -59,7 +62,7 @@ from fastdeploy.structured_output.manager import StructuredOutputManager
 from fastdeploy.worker.block_mover import BlockMover, CachePart
 from fastdeploy.worker.full_step import num_blocks_of_full_step, run_full_step
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
-from fastdeploy.worker.step_timing import time_draft_passes, time_steps
+from fastdeploy.worker.step_timing import num_timed_blocks, time_draft_passes, time_steps
 
 Progress = Callable[[str, float], None]
 
@@ -124,7 +127,11 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     measure = partial(_measure_step, make_runner, runner_config)
     memory = plan_memory(config, model_config, max_model_len, drafting, measure)
     runner, drafter = make_runner(memory)
+    pages = _make_cache_pages(runner, drafter)
+    if pages is not None and config.cache.has_given_size:
+        pages.touch(0, memory.num_blocks)
     proposer = proposer or make_proposer(config.speculative, drafter)
+    length_policy = _make_length_policy(spec, runner, drafter, proposer, memory, pages)
     fingerprint = make_fingerprint(config, model_config)
     description = describe_engine(config, model_config, memory, fingerprint, max_model_len)
     description["speculation"] |= describe_drafting_model(drafting, drafter, config, memory.num_blocks)
@@ -133,8 +140,14 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         _make_admission(spec, memory, structured_output),
         BatchScheduler(
             config.scheduler,
-            KVCacheManager(memory.num_blocks, memory.block_size, config.cache.enable_prefix_caching, repr(fingerprint)),
-            _make_length_policy(spec, runner, drafter, proposer, memory),
+            KVCacheManager(
+                memory.num_blocks,
+                memory.block_size,
+                config.cache.enable_prefix_caching,
+                repr(fingerprint),
+                _make_cache_memory(spec, drafting, memory, pages),
+            ),
+            length_policy,
             _min_prefill_rows(model_config),
         ),
         runner,
@@ -146,6 +159,29 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     if config.is_clustered or config.hands_over:
         description["cluster"] = _join_cluster(engine, spec, fingerprint, drafting, memory)
     return engine
+
+
+def _block_regions(runner: ModelRunner, drafter: DraftingRunner | None) -> dict[str, list[BlockRegion]]:
+    """Describe the blocks of all caches, by the part of a slot in an arena."""
+    return {"target": runner.block_regions(), **(drafter.block_regions() if drafter is not None else {})}
+
+
+def _make_cache_pages(runner: ModelRunner, drafter: DraftingRunner | None) -> CachePages | None:
+    """Return the pages of all caches; None if these are in a device's own memory."""
+    backend = selected_backend()
+    if not backend.shares_memory:
+        return None
+    return backend.cache_pages([r for regions in _block_regions(runner, drafter).values() for r in regions])
+
+
+def _make_cache_memory(
+    spec: EngineSpec, drafting: DraftingModelConfig | None, memory: MemoryPlan, pages: CachePages | None
+) -> CacheMemory | None:
+    """Return what lets blocks take their memory when they are first used; None if they have it from the start."""
+    if pages is None or spec.config.cache.has_given_size:
+        return None
+    available_bytes = partial(free_memory_bytes, spec.config, spec.model_config, drafting)
+    return CacheMemory(pages, memory.num_blocks, memory.block_bytes, available_bytes)
 
 
 def _make_expert_counter(model: CausalLM, config: ModelConfig) -> ExpertCounter | None:
@@ -283,22 +319,34 @@ def _make_runner_config(spec: EngineSpec) -> RunnerConfig:
 
 
 def _make_length_policy(
-    spec: EngineSpec, runner: ModelRunner, drafter: Drafter | None, proposer: Proposer, memory: MemoryPlan
+    spec: EngineSpec,
+    runner: ModelRunner,
+    drafter: Drafter | None,
+    proposer: Proposer,
+    memory: MemoryPlan,
+    pages: CachePages | None,
 ) -> LengthPolicy:
-    """Return the configured policy; the adaptive policy measures the times of steps first."""
+    """Return the configured policy; the adaptive policy measures the times of steps first.
+
+    Args:
+        pages: of the blocks, which measuring touches; it gives back those that are to take their memory later.
+    """
     speculative, scheduler = spec.config.speculative, spec.config.scheduler
     if not speculative.adaptive:
         return LengthPolicy()
     clock = selected_backend().clock
     num_drafts, num_tokens = speculative.num_speculative_tokens, min(memory.num_tokens, spec.max_model_len)
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
-    times = time_steps(runner, max_rows, num_drafts, num_tokens, clock)
-    if drafter is None:
-        return AdaptiveLength(times, None, True, clock)
-    max_passes = speculative.num_model_steps if isinstance(speculative, MTPConfig) else num_drafts
-    first, other = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
-    passes = DraftPasses(proposer.name, max_passes, first, other)
-    return AdaptiveLength(times, passes, speculative.extension is not None, clock)
+    if is_lazy := pages is not None and not spec.config.cache.has_given_size:
+        pages.touch(0, num_timed_blocks(runner, num_drafts))  # page faults would count as time of the first steps
+    times, passes = time_steps(runner, max_rows, num_drafts, num_tokens, clock), None
+    if drafter is not None:
+        max_passes = speculative.num_model_steps if isinstance(speculative, MTPConfig) else num_drafts
+        first, other = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
+        passes = DraftPasses(proposer.name, max_passes, first, other)
+    if is_lazy:
+        pages.release()
+    return AdaptiveLength(times, passes, drafter is None or speculative.extension is not None, clock)
 
 
 def _min_prefill_rows(config: ModelConfig) -> int:
@@ -325,10 +373,10 @@ def make_kv_transfer(engine: Engine, num_slots: int, digests: Mapping[str, str])
     Args:
         digests: by part of a slot (`target`, `drafting`, `states`), of what its bytes depend on.
     """
-    runner = engine.runner
+    runner, backend = engine.runner, selected_backend()
     assert isinstance(runner, ModelRunner)
     drafter = runner.observer if isinstance(runner.observer, Drafter) else None
-    regions = {"target": runner.regions(), **(drafter.regions() if drafter else {})}
-    mover = BlockMover([CachePart(name, digests[name], part) for name, part in regions.items()])
+    regions = _block_regions(runner, drafter)
+    mover = BlockMover([CachePart(n, digests[n], backend.make_block_regions(part)) for n, part in regions.items()])
     arena = Arena.create(num_slots, mover.slot_parts)
     return KVTransfer(engine.scheduler.kv_cache_manager, mover, arena, drafter)

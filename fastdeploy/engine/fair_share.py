@@ -55,12 +55,18 @@ class ClientShares:
         self._clients: dict[str, Client] = {}
         self._max_waiting = config.max_waiting_requests
         share = config.max_client_share
-        self._max_blocks = None if share is None or share == 1 else int(share * kv_cache_manager.pool.num_blocks)
+        self._share_of_blocks = None if share == 1 else share
         self._max_running = max(1, int((share or 1) * config.max_num_seqs))
         self._max_waiting_of_client = (
             None if self._max_waiting is None else max(1, int((share or 1) * self._max_waiting))
         )
         self.num_waiting = 0
+
+    @property
+    def _max_blocks(self) -> int | None:
+        """Blocks of the cache, which may become smaller, that one client may hold; None is no limit."""
+        share = self._share_of_blocks
+        return None if share is None else int(share * self._kv_cache_manager.pool.num_blocks)
 
     @property
     def has_several(self) -> bool:
@@ -135,19 +141,19 @@ class ClientShares:
         client, kv_cache = self._clients[request.client_id], self._kv_cache_manager
         if client.num_running >= self._max_running:
             return False
-        if self._max_blocks is None or client.num_running == 0:
+        max_blocks = self._max_blocks
+        if max_blocks is None or client.num_running == 0:
             return True
         num_held = kv_cache.num_held(client.client_id)
-        return num_held + kv_cache.num_missing(request, request.num_tokens) <= self._max_blocks
+        return num_held + kv_cache.num_missing(request, request.num_tokens) <= max_blocks
 
     def may_grow(self, request: Request, num_tokens: int) -> bool:
         """Return whether its client's share allows a running sequence to get blocks for `num_tokens` tokens in all."""
-        if self._max_blocks is None:
-            return True
-        if self._clients[request.client_id].num_running == 1:
+        max_blocks = self._max_blocks
+        if max_blocks is None or self._clients[request.client_id].num_running == 1:
             return True
         num_missing = self._kv_cache_manager.num_missing(request, num_tokens)
-        return self._kv_cache_manager.num_held(request.client_id) + num_missing <= self._max_blocks
+        return self._kv_cache_manager.num_held(request.client_id) + num_missing <= max_blocks
 
     def heaviest(self, request: Request) -> str:
         """Return the client that must give up blocks for a running sequence.

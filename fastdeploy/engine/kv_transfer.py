@@ -325,7 +325,7 @@ class KVTransfer:
         """
         if self._drafter is None:
             return True
-        needed, nothing = self._drafter.regions().keys(), [0] * self._drafter.num_stages
+        needed, nothing = self._drafter.block_regions().keys(), [0] * self._drafter.num_stages
         for i, parts in enumerate(arrived, imported.num_found):
             filled = imported.image.num_filled[i : i + 1]
             is_whole = needed <= parts and len(filled) == 1 and _is_valid(filled[0], nothing, self.block_size)

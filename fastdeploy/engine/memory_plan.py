@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.machine import available_memory_bytes
@@ -24,6 +24,7 @@ class MemoryPlan:
         block_bytes: of one block over all layers, including those of the drafting model.
         extra_bytes: of the drafting model's scratch blocks.
         num_slots, slot_bytes: of the arena for blocks that other nodes fetch; 0 without one.
+        bound: what decided the number of blocks.
     """
 
     num_blocks: int
@@ -32,6 +33,7 @@ class MemoryPlan:
     extra_bytes: int = 0
     num_slots: int = 0
     slot_bytes: int = 0
+    bound: str = field(default="", compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -71,11 +73,10 @@ def plan_memory(
     Raises:
         ConfigError: the memory does not hold one block, or not as many as are configured; names the maximum.
     """
-    backend, cache = selected_backend(), config.cache
+    cache, total_bytes = config.cache, selected_backend().total_memory_bytes()
     one = _plan_block(config, model_config, drafting)
-    total_bytes = backend.total_memory_bytes()
-    free_bytes = max(0, backend.free_memory_bytes() - _mapped_bytes(config, model_config, drafting))
-    if total_bytes is not None and cache.num_blocks is None and cache.kv_cache_memory is None:
+    free_bytes = free_memory_bytes(config, model_config, drafting)
+    if total_bytes is not None and not cache.has_given_size:
         plan = _plan_device(config.gpu.gpu_memory_utilization, one, total_bytes, measure_step(one))
     else:
         plan = _plan_given(config, one, max_model_len, free_bytes)
@@ -97,6 +98,11 @@ def _plan_block(config: EngineConfig, model_config: ModelConfig, drafting: Draft
     return MemoryPlan(1, config.cache.block_size, block_bytes, extra_bytes)
 
 
+def free_memory_bytes(config: EngineConfig, model_config: ModelConfig, drafting: DraftingModelConfig | None) -> int:
+    """Return the memory that caches can still take beside the weights."""
+    return max(0, selected_backend().free_memory_bytes() - _mapped_bytes(config, model_config, drafting))
+
+
 def _mapped_bytes(config: EngineConfig, model_config: ModelConfig, drafting: DraftingModelConfig | None) -> int:
     """Return the bytes of weights that are mapped from files; the system counts such pages as free memory."""
     if config.load_choices == "dummy":
@@ -115,21 +121,23 @@ def _plan_device(share: float, one: MemoryPlan, total_bytes: int, used_bytes: in
             f"{share:g} of {total_bytes} bytes do not hold one block of {one.block_bytes} bytes beside the "
             f"{used_bytes + one.extra_bytes} bytes that are in use",
         )
-    return replace(one, num_blocks=num_blocks)
+    return replace(one, num_blocks=num_blocks, bound="--gpu-memory-utilization")
 
 
 def _plan_given(config: EngineConfig, one: MemoryPlan, max_model_len: int, free_bytes: int) -> MemoryPlan:
     """Return a plan of the configured number of blocks, or of the default in the host's memory."""
     if config.cache.num_blocks is not None:
-        num_blocks = config.cache.num_blocks
+        num_blocks, bound = config.cache.num_blocks, "--num-gpu-blocks-override"
     elif config.cache.kv_cache_memory is not None:
         num_blocks = (config.cache.kv_cache_memory - one.extra_bytes) // one.block_bytes
+        bound = "--kv-cache-memory"
     else:
-        max_blocks_per_seq = -(-max_model_len // one.block_size)
-        num_blocks = min(config.scheduler.max_num_seqs * max_blocks_per_seq, free_bytes // 2 // one.block_bytes)
+        most, num_blocks = free_bytes // 2 // one.block_bytes, _blocks_of_all_sequences(config, one, max_model_len)
+        bound = "half of the free memory" if most < num_blocks else "--max-num-seqs full contexts"
+        num_blocks = min(num_blocks, most)
     if num_blocks < 1:
         raise ConfigError("kv_cache_memory", f"too little for one block of {one.block_bytes} bytes")
-    plan = replace(one, num_blocks=num_blocks)
+    plan = replace(one, num_blocks=num_blocks, bound=bound)
     if plan.num_bytes > free_bytes:
         flag = "kv_cache_memory" if config.cache.num_blocks is None else "num_gpu_blocks_override"
         most = max(0, (free_bytes - one.extra_bytes) // one.block_bytes)
@@ -138,10 +146,17 @@ def _plan_given(config: EngineConfig, one: MemoryPlan, max_model_len: int, free_
     return plan
 
 
+def _blocks_of_all_sequences(config: EngineConfig, one: MemoryPlan, max_model_len: int) -> int:
+    """Return the blocks that as many sequences as a step can have need at full length."""
+    return config.scheduler.max_num_seqs * -(-max_model_len // one.block_size)
+
+
 def _plan_arena(
     config: EngineConfig, plan: MemoryPlan, max_model_len: int, drafting: DraftingModelConfig | None, left_bytes: int
 ) -> MemoryPlan:
-    """Return the plan with the configured arena; by default, a quarter of the cache and at least two full contexts.
+    """Return the plan with the configured arena.
+
+    By default, it has a quarter of the cache and at least two full contexts, but at most half of what the cache leaves.
 
     Raises:
         ConfigError: the arena does not hold one block, or the memory does not hold the arena; names the maximum.
@@ -154,7 +169,8 @@ def _plan_arena(
     if configured is not None:
         num_slots = configured // size
     else:
-        num_slots = max(plan.num_bytes // 4 // size, 2 * -(-max_model_len // plan.block_size))
+        wanted = max(plan.num_bytes // 4 // size, 2 * -(-max_model_len // plan.block_size))
+        num_slots = min(wanted, max(1, left_bytes // 2 // size))
     if num_slots < 1:
         raise ConfigError("kv_transfer_memory", f"too little for one block of {size} bytes")
     plan = replace(plan, num_slots=num_slots, slot_bytes=size)

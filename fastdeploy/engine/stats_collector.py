@@ -111,6 +111,7 @@ class StatsCollector:
             num_waiting=scheduler.shares.num_waiting,
             num_blocks=kv_cache.pool.num_blocks,
             num_free_blocks=kv_cache.pool.num_free,
+            resident_cache_bytes=kv_cache.pool.resident_bytes,
             num_generated_tokens=num_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_prefix_lookup_tokens=kv_cache.num_lookup_tokens,

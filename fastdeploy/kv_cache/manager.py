@@ -16,14 +16,21 @@ from itertools import chain
 import numpy as np
 
 from fastdeploy.core.request import Request, TokenArray
-from fastdeploy.kv_cache.block_pool import BlockPool
+from fastdeploy.kv_cache.block_pool import BlockMemory, BlockPool
 from fastdeploy.kv_cache.hashes import block_hash, chain_start
 
 
 class KVCacheManager:
     """Allocates blocks for requests and finds the cached blocks of their prefixes."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool, fingerprint: str = "") -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        fingerprint: str = "",
+        memory: BlockMemory | None = None,
+    ) -> None:
         """Start with an empty cache.
 
         Args:
@@ -31,8 +38,9 @@ class KVCacheManager:
             block_size: tokens per block.
             enable_prefix_caching: whether blocks are published and prefixes looked up.
             fingerprint: everything except the tokens that changes cached values; part of every hash.
+            memory: of the blocks, if they take it when they are first allocated.
         """
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, memory)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._fingerprint = fingerprint
@@ -81,6 +89,10 @@ class KVCacheManager:
     def can_hold(self, request: Request) -> bool:
         """Return whether the free blocks suffice for all tokens of the request, and for its draft."""
         return self.num_missing(request, request.num_tokens + len(request.draft)) <= self.pool.num_free
+
+    def can_ever_hold(self, request: Request) -> bool:
+        """Return whether the whole cache suffices for all tokens of the request, and for its draft."""
+        return self.num_blocks_for(request.num_tokens + len(request.draft)) <= self.pool.num_blocks
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
         """Return how many more blocks the first `num_tokens` tokens of the request need; at most 0 if none."""

@@ -93,7 +93,12 @@ def _capacity(stats: EngineStats, description: Mapping[str, Any]) -> Iterator[Me
     yield _gauge("max_gpu_block_num", "KV blocks", stats.num_blocks)
     yield _gauge("free_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
     yield _gauge("available_gpu_resource", "Fraction of KV blocks that are free, 0 to 1", free)
-    cache = {key: str(value) for key, value in description.get("kv_cache", {}).items()}
+    described, resident = description.get("kv_cache", {}), stats.resident_cache_bytes
+    planned = described.get("bytes", 0)
+    resident = planned if resident is None else resident
+    yield _gauge("kv_cache_planned_bytes", "Memory that the KV cache may take, bytes", planned)
+    yield _gauge("kv_cache_resident_bytes", "Memory that KV blocks have taken so far, bytes", resident)
+    cache = {key: str(value) for key, value in described.items()}
     cache |= {name: cache[key] for key, name in _CACHE_LABELS.items() if key in cache}
     yield _gauge("cache_config_info", "Configuration of the KV cache; the value is 1", 1, cache)
 

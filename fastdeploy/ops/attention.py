@@ -68,6 +68,8 @@ class AttentionMetadata:
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
     """Allocate the cache of one layer for the selected backend, filled with zeros.
 
+    In the host's memory, its pages take memory when they are first written.
+
     Args:
         dtype: "bfloat16" or "float32", the dtype of the rows, or "int8" for bfloat16 rows.
 

@@ -67,6 +67,19 @@ class MappedFile(Protocol):
         """
 
 
+class CachePages(Protocol):
+    """The pages of the blocks of all caches, which take memory when they are first written."""
+
+    def touch(self, first: int, last: int) -> None:
+        """Write zeros to blocks [first, last), of which there is at least one, and which nobody has written to."""
+
+    def release(self) -> None:
+        """Give back all pages of all blocks, which then hold zeros again."""
+
+    def num_bytes(self, first: int, last: int) -> int:
+        """Return the memory that touching blocks [first, last) takes at most, if all before them have been touched."""
+
+
 @dataclass(frozen=True)
 class DeviceOptions:
     """How a device is used.
@@ -218,6 +231,15 @@ class Backend(ABC):
             NotImplementedError: weights are not mapped from files.
         """
         raise NotImplementedError(f"backend {self.device}: weights are not mapped from files")
+
+    def allocate_rows(self, num_rows: int, width: int, dtype: str) -> Tensor:
+        """Return zeros for rows that belong to the slots of a cache; in the host's memory they are untouched."""
+        rows: Tensor = paddle.zeros([num_rows, width], dtype)
+        return rows
+
+    def cache_pages(self, regions: Sequence[BlockRegion]) -> CachePages | None:
+        """Return what touches the pages of caches and gives them back; None if allocating caches takes their memory."""
+        return None
 
     def map_file(self, path: Path, num_bytes: int) -> MappedFile:
         """Map the first num_bytes bytes of a file of packed weights, of which there is at least one.

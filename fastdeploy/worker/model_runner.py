@@ -24,7 +24,7 @@ from fastdeploy.core.request import Request
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.batch_index import BatchIndex, shift_logits_rows, virtual_padding
-from fastdeploy.ops.block_moves import BlockRegions
+from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.experts import ExpertLoad
 from fastdeploy.ops.gather import gather_rows
@@ -191,11 +191,10 @@ class ModelRunner:
             self._end_step(self.observer)
         return results
 
-    def regions(self) -> BlockRegions:
+    def block_regions(self) -> list[BlockRegion]:
         """Describe the blocks of the KV caches."""
-        backend, num_blocks = self._backend, self.kv_caches[0].key.shape[0]
-        regions = [r for cache in self.kv_caches for r in backend.block_regions(cache, num_blocks)]
-        return backend.make_block_regions(regions)
+        num_blocks = self.kv_caches[0].key.shape[0]
+        return [r for cache in self.kv_caches for r in self._backend.block_regions(cache, num_blocks)]
 
     def verify_drafts(self, num_seqs: int) -> None:
         """Verify the drafts of the first `num_seqs` requests of a logits batch with the tokens in `sampling`."""

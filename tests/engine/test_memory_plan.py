@@ -37,6 +37,21 @@ def test_by_default_the_cache_takes_at_most_half_of_the_free_memory(monkeypatch:
     assert plan(monkeypatch, 10**12).num_blocks == 2048, "enough for all sequences"
 
 
+@pytest.mark.parametrize(
+    ("free_bytes", "cache", "bound"),
+    [
+        (100 * BLOCK_BYTES, {}, "half of the free memory"),
+        (10**12, {}, "--max-num-seqs full contexts"),
+        (10**12, {"num_blocks": 9}, "--num-gpu-blocks-override"),
+        (10**12, {"kv_cache_memory": 9 * BLOCK_BYTES}, "--kv-cache-memory"),
+    ],
+)
+def test_the_plan_says_what_decided_it(
+    monkeypatch: pytest.MonkeyPatch, free_bytes: int, cache: dict[str, int], bound: str
+) -> None:
+    assert plan(monkeypatch, free_bytes, **cache).bound == bound
+
+
 def test_pages_of_mapped_weights_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     header = PackedHeader("", "bfloat16", UNQUANTIZED, "", 60 * BLOCK_BYTES, 0, (), UNQUANTIZED, {})
     model = replace(ModelConfig.from_pretrained(resolve_model_path("demo")), packed=header)
@@ -79,22 +94,24 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_maximum(
         ({"num_blocks": 400}, 100),
         ({"num_blocks": 100}, 64),  # two contexts of 32 blocks
         ({"num_blocks": 100, "kv_transfer_memory": 7 * BLOCK_BYTES + 1}, 7),
+        ({"num_blocks": 1000 - 40}, 20),  # half of what is left for 40
+        ({"num_blocks": 999}, 1),
     ],
 )
-def test_the_arena_takes_a_quarter_of_the_cache_two_contexts_or_what_is_configured(
+def test_the_arena_takes_a_quarter_of_the_cache_two_contexts_half_of_the_rest_or_what_is_configured(
     monkeypatch: pytest.MonkeyPatch, cache: dict[str, int], num_slots: int
 ) -> None:
-    found = plan(monkeypatch, 10**12, hands_over=True, **cache)
+    found = plan(monkeypatch, 1000 * BLOCK_BYTES, hands_over=True, **cache)
     assert (found.num_slots, found.slot_bytes) == (num_slots, BLOCK_BYTES)
     assert found.arena_bytes == num_slots * BLOCK_BYTES
-    assert plan(monkeypatch, 10**12, **cache).num_slots == 0
+    assert plan(monkeypatch, 1000 * BLOCK_BYTES, **cache).num_slots == 0
 
 
 @pytest.mark.parametrize(
     ("cache", "message"),
     [
         (
-            {"num_blocks": 90},
+            {"num_blocks": 90, "kv_transfer_memory": 64 * BLOCK_BYTES},
             "kv_transfer_memory: 29360128 bytes do not fit into the free memory beside the KV cache, which leaves "
             "4587520",
         ),

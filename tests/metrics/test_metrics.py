@@ -27,6 +27,7 @@ STATS = EngineStats(
     num_waiting=2,
     num_blocks=10,
     num_free_blocks=4,
+    resident_cache_bytes=1024,
     num_steps=5,
     num_prompt_tokens=100,
     num_computed_prompt_tokens=60,
@@ -84,6 +85,8 @@ def exposition() -> dict[str, float]:
         ("fastdeploy:available_batch_size", 5),
         ("fastdeploy:max_gpu_block_num", 10),
         ("fastdeploy:free_gpu_block_num", 4),
+        ("fastdeploy:kv_cache_planned_bytes", 4096),
+        ("fastdeploy:kv_cache_resident_bytes", 1024),
         ("fastdeploy:available_gpu_resource", 0.4),
         (
             'fastdeploy:cache_config_info{block_size="64",bytes="4096",num_blocks="10",num_gpu_blocks="10",'

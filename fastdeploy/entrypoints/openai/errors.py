@@ -260,6 +260,8 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
             return ApiError(504, str(error), type="timeout_error", code="no_progress")
         case GenerationFailed(info=ErrorInfo(type="no_token", message=message)):
             return ApiError(400, message, code="no_token")
+        case GenerationFailed(info=ErrorInfo(type="out_of_memory", message=message)):
+            return unavailable(message, "out_of_memory")
         case GenerationFailed(info=info):
             return ApiError(500, f"{info.message} (request {request_id})", type="internal_error", code=info.type)
         case HTTPException(status_code=status, detail=detail):

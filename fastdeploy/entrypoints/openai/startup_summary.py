@@ -56,7 +56,7 @@ def summary_lines(
         "KV cache": _joined(
             f"{cache.get('num_blocks')} blocks of {cache.get('block_size')}",
             f"{cache.get('num_tokens')} tokens",
-            _bytes(cache.get("bytes", 0)),
+            _bytes(cache.get("bytes", 0)) + (f" ({cache['bound']})" if cache.get("bound") else ""),
             cache.get("dtype"),
         ),
         "speculation": _speculation(speculation),

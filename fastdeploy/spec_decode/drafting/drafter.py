@@ -33,7 +33,7 @@ from fastdeploy.core.request import NO_DRAFT, Request
 from fastdeploy.core.step import StepPlan
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.batch_index import BatchIndex
-from fastdeploy.ops.block_moves import BlockRegions
+from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.registry import selected_backend
@@ -170,14 +170,12 @@ class Drafter:
         """Fill the caches of requests whose backlog has become too large."""
         self._fill(self._backlogged)
 
-    def regions(self) -> dict[str, BlockRegions]:
+    def block_regions(self) -> dict[str, list[BlockRegion]]:
         """Describe the blocks of the caches, `drafting`, and of the target's states that the model reads, `states`."""
         backend, num_blocks = selected_backend(), self._num_blocks
-        regions = [r for cache in self.kv_caches for r in backend.block_regions(cache, num_blocks)]
-        found = {"drafting": backend.make_block_regions(regions)}
+        found = {"drafting": [r for cache in self.kv_caches for r in backend.block_regions(cache, num_blocks)]}
         if self.loop.states is not None:
-            states = backend.row_region(self.loop.states, self.config.block_size, num_blocks)
-            found["states"] = backend.make_block_regions([states])
+            found["states"] = [backend.row_region(self.loop.states, self.config.block_size, num_blocks)]
         return found
 
     def fill(self, request: Request, end: int) -> None:

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import paddle
 from paddle import Tensor
 
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.mtp import MTPLayer
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.drafting import DraftStage
+from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.draft_vocabulary import draft_vocab_sizes
 from fastdeploy.spec_decode.drafting.drafter import DraftBuffers, Drafter
 from fastdeploy.worker.model_runner import RunnerConfig
@@ -51,9 +51,8 @@ class MTPRunner(Drafter):
         """
         self.layers, buffers = layers, DraftBuffers(config)
         num_slots = num_blocks * config.block_size
-        self._states: Tensor = paddle.zeros(
-            [num_slots + 1, config.hidden_size], config.dtype
-        )  # last: before a sequence
+        states = selected_backend().allocate_rows(num_slots + 1, config.hidden_size, config.dtype)
+        self._states: Tensor = states  # last: before a sequence
         target.store_hidden_states(self._states, layers[0].reads_normed)
 
         def stage(layer: MTPLayer, cache: KVCache) -> DraftStage:

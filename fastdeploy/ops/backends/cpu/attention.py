@@ -7,7 +7,7 @@ import paddle
 
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.backends.cpu.library import run_native
-from fastdeploy.ops.backends.cpu.memory import allocate_streamed
+from fastdeploy.ops.backends.cpu.memory import allocate_untouched
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 _SCALE_BYTES = 4  # bytes of an fp32 scale, KvCacheView::scale_width of custom_ops/cpu_ops/kernels.h
@@ -23,7 +23,7 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
     if dtype not in _ITEM_BYTES:
         raise ValueError(f"allocate_kv_cache: dtype: expected bfloat16, float32 or int8, got {dtype}")
     key, value = (
-        allocate_streamed([num_blocks, num_kv_heads, block_size, width // _ITEM_BYTES[dtype]], dtype).zero_()
+        allocate_untouched([num_blocks, num_kv_heads, block_size, width // _ITEM_BYTES[dtype]], dtype)
         for width in row_bytes(head_dim, dtype)
     )
     return KVCache(key, value, block_size, dtype == "int8")

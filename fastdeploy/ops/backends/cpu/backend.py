@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from paddle import Tensor
 
 from fastdeploy.config.machine import available_memory_bytes, processor_name
 from fastdeploy.ops.attention import KVCache
-from fastdeploy.ops.backend import Backend, Graph, StepFunction
+from fastdeploy.ops.backend import Backend, CachePages, Graph, StepFunction
 from fastdeploy.ops.backends.cpu import (
     attention,
     batch_index,
@@ -27,6 +27,7 @@ from fastdeploy.ops.backends.cpu import (
     sampling,
     verify,
 )
+from fastdeploy.ops.backends.cpu.cache_pages import HostCachePages
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.backends.cpu.mapped_file import MappedFile
 from fastdeploy.ops.block_moves import BlockRegion
@@ -98,6 +99,14 @@ class CpuBackend(Backend):
     def packed_gate_shape(self, num_experts: int, hidden_size: int) -> tuple[int, ...]:
         """Return the shape of the packed weight of a router."""
         return experts.gate_shape(num_experts, hidden_size)
+
+    def allocate_rows(self, num_rows: int, width: int, dtype: str) -> Tensor:
+        """Return untouched zeros."""
+        return memory.allocate_untouched([num_rows, width], dtype)
+
+    def cache_pages(self, regions: Sequence[BlockRegion]) -> CachePages:
+        """Return what touches the pages of caches and gives them back."""
+        return HostCachePages(regions)
 
     def map_file(self, path: Path, num_bytes: int) -> MappedFile:
         """Map a file, as `Backend.map_file` says."""
