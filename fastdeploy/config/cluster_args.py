@@ -12,7 +12,6 @@ from fastdeploy.config.api_keys import file_notes
 from fastdeploy.config.cluster_config import AVAILABLE_CONNECTORS, LEAST_PERIOD_MS, ClusterConfig
 from fastdeploy.config.engine_config import EngineConfig, SchedulerConfig
 from fastdeploy.config.env import SCHEDULER_PASSWORD_VARIABLE
-from fastdeploy.config.model_config import DEFAULT_MAX_MODEL_LEN
 from fastdeploy.config.redis_address import parse_address
 from fastdeploy.config.redis_url import credentials
 from fastdeploy.core.errors import ConfigError
@@ -85,7 +84,7 @@ def keep_chunked_prefill(values: dict[str, Any], shown: Mapping[str, str]) -> It
     Any node must be able to continue any text, whose context is computed like a prompt where its blocks cannot be had.
     """
     num_tokens = values.get("max_num_batched_tokens", SchedulerConfig.max_num_batched_tokens)
-    max_model_len = values.get("max_model_len", DEFAULT_MAX_MODEL_LEN)
+    max_model_len = values.get("max_model_len", EngineConfig.max_model_len)
     may_exceed = max_model_len == "auto" or num_tokens < max_model_len
     if values.get("enable_chunked_prefill") is False and may_exceed:
         values["enable_chunked_prefill"] = True

@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from fastdeploy.config.context_limit import ContextLength, ContextLimit
 from fastdeploy.config.flag import check_fields, choice, integer, integer_or_auto, number, switch, text
 from fastdeploy.config.gpu_config import GpuConfig
-from fastdeploy.config.model_config import DEFAULT_MAX_MODEL_LEN, KV_CACHE_DTYPES, ContextLength
+from fastdeploy.config.model_config import KV_CACHE_DTYPES, ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import AnySpeculativeConfig, NaiveConfig
 from fastdeploy.core.errors import ConfigError
@@ -130,10 +131,9 @@ class EngineConfig:
             MAX_COUNT,
             kind="tokens_or_auto",
             help="maximum tokens of prompt and output, such as 4096, 8k (8,000) or 8K (8,192); auto: the model's "
-            "limit, or what the KV cache holds (default: "
-            f"{DEFAULT_MAX_MODEL_LEN}, or the model's limit if that is less)",
+            "limit, or what the KV cache, a draft model or, without chunked prefill, a step holds",
         ),
-    ] = None
+    ] = "auto"
     seed: Annotated[int | None, integer(*_SEEDS, help="seed of requests that bring none (default: random)")] = None
     logprobs_mode: Annotated[
         str, choice("raw_logprobs", "processed_logprobs", help="raw_logprobs or processed_logprobs")
@@ -178,18 +178,27 @@ class EngineConfig:
             self.gpu.check_graphs()
         num_tokens, num_drafts = self.scheduler.max_num_batched_tokens, self.speculative.num_speculative_tokens
         if isinstance(self.max_model_len, int):
-            self.check_prefill(self.max_model_len)
+            self._check_prefill(self.max_model_len)
         if num_tokens <= num_drafts:
             raise ConfigError(
                 "max_num_batched_tokens", f"expected more than num_speculative_tokens {num_drafts}, got {num_tokens}"
             )
 
-    def check_prefill(self, max_model_len: int) -> None:
-        """Check that a step holds a whole context if prompts are not prefilled in chunks.
+    def choose_context(self, model: ModelConfig) -> ContextLimit:
+        """Return the context, before what a draft model and the KV cache hold.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: `max_model_len` is more than the model supports; names both numbers.
         """
+        if self.max_model_len != "auto":
+            return ContextLimit(model.choose_max_model_len(self.max_model_len), "--max-model-len")
+        context, num_tokens = model.default_context, self.scheduler.max_num_batched_tokens
+        if self.scheduler.enable_chunked_prefill or context.num_tokens <= num_tokens:
+            return context
+        return ContextLimit(num_tokens, "--max-num-batched-tokens, without chunked prefill")
+
+    def _check_prefill(self, max_model_len: int) -> None:
+        """Check that a step holds a whole context if prompts are not prefilled in chunks."""
         num_tokens = self.scheduler.max_num_batched_tokens
         if not self.scheduler.enable_chunked_prefill and num_tokens < max_model_len:
             raise ConfigError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
+from fastdeploy.config.context_limit import ContextLength, ContextLimit
 from fastdeploy.config.experts_config import ExpertsConfig, parse_experts
 from fastdeploy.config.family_defaults import TRANSFORMERS, FamilyDefaults, find_defaults
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, read_quantization, refuse_foreign_folder
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 DType = Literal["bfloat16", "float32"]
 KV_CACHE_DTYPES = ("auto", "int8")
-ContextLength = int | Literal["auto"] | None
-"""Value of `--max-model-len`: tokens, `auto` for as many as possible, None for DEFAULT_MAX_MODEL_LEN or fewer."""
-DEFAULT_MAX_MODEL_LEN = 2048
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft", "demo/moe": _DEMO_MODEL / "moe"}
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
@@ -129,14 +127,23 @@ class ModelConfig:
         Raises:
             ConfigError: it is more than the checkpoint supports; names both numbers.
         """
-        limit = self.max_context_len
-        if isinstance(requested, int):
-            if requested > limit:
-                raise ConfigError("max_model_len", f"{requested} is more than the model's limit of {limit} tokens")
-            self.check_max_model_len(requested)
-            return requested
-        longest = min(limit, self.sliding_window or limit)
-        return longest if requested == "auto" else min(DEFAULT_MAX_MODEL_LEN, longest)
+        if requested == "auto":
+            return self.default_context.num_tokens
+        if requested > (limit := self.max_context_len):
+            raise ConfigError("max_model_len", f"{requested} is more than the model's limit of {limit} tokens")
+        self.check_max_model_len(requested)
+        return requested
+
+    @property
+    def default_context(self) -> ContextLimit:
+        """Return the longest context with which every text is computed as in a shorter one."""
+        limits = [ContextLimit(self.max_context_len)]
+        if self.rope.kind == "dynamic":
+            reason = "with more, RoPE type dynamic computes short texts in another way"
+            limits.append(ContextLimit(self.rope.max_position_embeddings, reason))
+        if self.sliding_window is not None:
+            limits.append(ContextLimit(self.sliding_window, "the sliding window"))
+        return min(limits)
 
     def check_max_model_len(self, max_model_len: int) -> None:
         """Refuse a context that is longer than the sliding window, which is not supported.

@@ -26,11 +26,19 @@ class RequestLimits:
         max_model_len: tokens of prompt and output.
         vocab_size: token ids are below it.
         max_logprob_entries: log-probabilities in one answer.
+        model_context: the model's own limit of `max_model_len`; 0 if it is not known.
     """
 
     max_model_len: int
     vocab_size: int
     max_logprob_entries: int = MAX_LOGPROB_ENTRIES
+    model_context: int = 0
+
+    @property
+    def context(self) -> str:
+        """The flag that limits the context, and the model's own limit, for messages."""
+        own = f" of the model's {self.model_context}" if self.model_context else ""
+        return f"--max-model-len {self.max_model_len}{own}"
 
 
 def build_request(
@@ -72,13 +80,13 @@ def build_prepared_request(
     if isinstance(prompt, str):
         is_truncated = params.truncate_prompt_tokens is not None
         limit = max_text_length(tokenizer, limits.max_model_len, is_truncated)
-        check_text(field, prompt, tokenizer, limit, None if is_truncated else limits.max_model_len)
+        check_text(field, prompt, tokenizer, limit, None if is_truncated else limits)
         token_ids = tokenizer.encode(prompt, add_special_tokens, field)
     else:
         token_ids = to_integers(prompt)
         check_token_ids(field, token_ids, limits.vocab_size)
     token_ids = truncate_prompt(token_ids, params, limits.max_model_len)
-    check_prompt_length(field, token_ids, limits.max_model_len)
+    check_prompt_length(field, token_ids, limits)
     check_min_tokens(len(token_ids), params.min_tokens, limits.max_model_len)
     fault_point("build", request_id)
     return GenerationRequest(request_id, token_ids, params)
@@ -122,12 +130,12 @@ def max_text_length(tokenizer: Tokenizer, max_model_len: int, is_truncated: bool
     return max(limit, min(TRUNCATED_FACTOR * limit, MAX_LONG_TEXT_LENGTH)) if is_truncated else limit
 
 
-def check_text(field: str, text: str, tokenizer: Tokenizer, limit: int, max_model_len: int | None = None) -> None:
+def check_text(field: str, text: str, tokenizer: Tokenizer, limit: int, limits: RequestLimits | None = None) -> None:
     """Check a text before it is tokenized, which would take seconds and gigabytes for many megabytes.
 
     Args:
         limit: maximum length in characters (`Tokenizer.text_length`).
-        max_model_len: the context that the text must fit, if it must.
+        limits: with the context that the text must fit, if it must.
 
     Raises:
         ContextLengthError: it is longer than `limit`.
@@ -137,18 +145,20 @@ def check_text(field: str, text: str, tokenizer: Tokenizer, limit: int, max_mode
     if length <= limit:
         length = tokenizer.text_length(text)
     if length > limit:
-        tokens = "" if max_model_len is None else f"1 to {max_model_len - 1} tokens, which have "
-        raise ContextLengthError(field, f"expected {tokens}at most {limit} characters, got {length}")
+        tokens, flag = "", ""
+        if limits is not None:
+            tokens, flag = f"1 to {limits.max_model_len - 1} tokens, which have ", f" ({limits.context})"
+        raise ContextLengthError(field, f"expected {tokens}at most {limit} characters{flag}, got {length}")
     check_unicode(field, text)
 
 
-def check_prompt_length(field: str, token_ids: Sequence[int], max_model_len: int) -> None:
+def check_prompt_length(field: str, token_ids: Sequence[int], limits: RequestLimits) -> None:
     """Raise InvalidRequestError unless 1 <= number of prompt tokens < max_model_len."""
-    if not 1 <= len(token_ids) < max_model_len:
+    if not 1 <= len(token_ids) < limits.max_model_len:
         error = ContextLengthError if token_ids else InvalidRequestError
         raise error(
             field,
-            f"expected 1 to {max_model_len - 1} tokens (max_model_len {max_model_len} minus one output token), "
+            f"expected 1 to {limits.max_model_len - 1} tokens ({limits.context}, minus one output token), "
             f"got {len(token_ids)}",
         )
 

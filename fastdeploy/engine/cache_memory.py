@@ -11,7 +11,13 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable
 
+from fastdeploy.config.engine_config import CacheConfig
+from fastdeploy.engine.memory_plan import MemoryPlan
 from fastdeploy.ops.backend import CachePages
+from fastdeploy.ops.block_moves import BlockRegion
+from fastdeploy.ops.registry import selected_backend
+from fastdeploy.spec_decode.drafting.drafter import Drafter
+from fastdeploy.worker.model_runner import ModelRunner
 
 STEP_BYTES = 64 << 20  # of the cache, between two readings of the available memory
 RESERVE_BYTES = 64 << 20  # that must stay available for everything else
@@ -68,3 +74,25 @@ class CacheMemory:
             available >> 20,
             RESERVE_BYTES >> 20,
         )
+
+
+def block_regions(runner: ModelRunner, drafter: Drafter | None) -> dict[str, list[BlockRegion]]:
+    """Describe the blocks of all caches, by the part of a slot in an arena."""
+    return {"target": runner.block_regions(), **(drafter.block_regions() if drafter is not None else {})}
+
+
+def make_cache_pages(
+    runner: ModelRunner, drafter: Drafter | None, config: CacheConfig, memory: MemoryPlan
+) -> CachePages | None:
+    """Return the pages of all caches that take their memory when they are used; None if they have it from the start.
+
+    They have it in a device's own memory. If a flag gives their size, they are touched here.
+    """
+    backend = selected_backend()
+    if not backend.shares_memory:
+        return None
+    pages = backend.cache_pages([r for regions in block_regions(runner, drafter).values() for r in regions])
+    if pages is None or not config.has_given_size:
+        return pages
+    pages.touch(0, memory.num_blocks)
+    return None

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.context_limit import ContextLength, ContextLimit
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import ContextLength, ModelConfig
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.engine.memory_plan import MemoryPlan
 from fastdeploy.models.weight_source import digest_weight_files
@@ -33,17 +34,22 @@ def make_fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[st
 
 
 def describe_engine(
-    config: EngineConfig, model_config: ModelConfig, memory: MemoryPlan, fingerprint: dict[str, Any], max_model_len: int
+    config: EngineConfig,
+    model_config: ModelConfig,
+    memory: MemoryPlan,
+    fingerprint: dict[str, Any],
+    context: ContextLimit,
 ) -> dict[str, Any]:
     """Return what `Engine.describe` says of the model, the memory and the speculation.
 
     Args:
-        max_model_len: tokens of prompt and output together, if the KV cache holds them.
+        context: tokens of prompt and output together, if the KV cache holds them.
     """
     return {
         "model": config.model,
         "architecture": model_config.architecture,
-        "max_model_len": min(max_model_len, memory.num_tokens),
+        "max_model_len": min(context.num_tokens, memory.num_tokens),
+        "model_context": model_config.max_context_len,
         "kv_cache": {
             "num_blocks": memory.num_blocks,
             "block_size": memory.block_size,
@@ -57,26 +63,30 @@ def describe_engine(
         "fingerprint": fingerprint,
         "weights_are_mapped": model_config.packed is not None and config.load_choices != "dummy",
         "speculation": _describe_speculation(config.speculative),
-        "notes": context_notes(config.max_model_len, max_model_len, memory.num_tokens),
+        "notes": context_notes(config.max_model_len, context, model_config.max_context_len, memory.num_tokens),
     }
 
 
-def context_notes(requested: ContextLength, max_model_len: int, num_cache_tokens: int) -> list[str]:
-    """Return what a start says of the context: which one `auto` is, and that the KV cache holds less.
+def context_notes(
+    requested: ContextLength, context: ContextLimit, model_context: int, num_cache_tokens: int
+) -> list[str]:
+    """Return what a start says of the context: what makes `auto` less than the model's, or that the cache holds less.
 
     Args:
         requested: value of `--max-model-len`.
-        max_model_len: what follows from it and the model.
+        context: what follows from it, the model and the other flags.
+        model_context: the model's own limit.
         num_cache_tokens: tokens that the KV cache holds.
     """
-    is_short = num_cache_tokens < max_model_len
+    is_short = num_cache_tokens < context.num_tokens
     if requested == "auto":
-        reason = f"what the KV cache holds; the model's limit is {max_model_len}" if is_short else "the model's limit"
-        return [f"max_model_len auto is {min(max_model_len, num_cache_tokens)} tokens, {reason}"]
+        context = ContextLimit(num_cache_tokens, "what the KV cache holds") if is_short else context
+        is_less = context.num_tokens < model_context
+        return [f"context {context.num_tokens} of the model's {model_context}: {context.reason}"] if is_less else []
     if not is_short:
         return []
     limit = f"requests are limited to {num_cache_tokens} tokens (--kv-cache-memory)"
-    return [f"the KV cache is smaller than the context of {max_model_len} tokens: {limit}"]
+    return [f"the KV cache is smaller than the context of {context.num_tokens} tokens: {limit}"]
 
 
 def digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:

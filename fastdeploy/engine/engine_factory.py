@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.context_limit import ContextLimit
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.speculative_config import MTPConfig
@@ -24,8 +25,8 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import MIN_PREFILL_ROWS, BatchScheduler
+from fastdeploy.engine.cache_memory import CacheMemory, block_regions, make_cache_pages
 from fastdeploy.engine.cluster_group import group_digest, group_parts, layout_digests
-from fastdeploy.engine.cache_memory import CacheMemory
 from fastdeploy.engine.description import describe_engine, make_fingerprint
 from fastdeploy.engine.end_tokens import find_eos_token_ids
 from fastdeploy.engine.engine import Engine
@@ -42,7 +43,6 @@ from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.models.registry import check_device
 from fastdeploy.ops.backend import CachePages
-from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.device_check.first_start import failing_operators
 from fastdeploy.ops.registry import OperatorLibraryError, select_backend, selected_backend
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
@@ -62,7 +62,7 @@ from fastdeploy.structured_output.manager import StructuredOutputManager
 from fastdeploy.worker.block_mover import BlockMover, CachePart
 from fastdeploy.worker.full_step import num_blocks_of_full_step, run_full_step
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
-from fastdeploy.worker.step_timing import num_timed_blocks, time_draft_passes, time_steps
+from fastdeploy.worker.step_timing import CONTEXT_TOKENS, time_draft_passes, time_steps
 
 Progress = Callable[[str, float], None]
 
@@ -78,6 +78,7 @@ class EngineSpec:
     Attributes:
         config: the configuration, with the speculation method that is used.
         tokenizer: None if the model has none.
+        context: tokens of prompt and output together, if the KV cache holds them.
         vocab_limit: number of ids that both the model and the tokenizer have.
         eos_token_ids: the end tokens of all files together.
     """
@@ -85,9 +86,14 @@ class EngineSpec:
     config: EngineConfig
     model_config: ModelConfig
     tokenizer: Tokenizer | None
-    max_model_len: int
+    context: ContextLimit
     vocab_limit: int
     eos_token_ids: list[int]
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the tokens of the context."""
+        return self.context.num_tokens
 
 
 def make_engine(config: EngineConfig, on_progress: Progress | None = None, proposer: Proposer | None = None) -> Engine:
@@ -100,16 +106,13 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     Raises:
         ConfigError: names the flag or file at fault.
     """
-    spec = _read_model_files(config)
-    config, model_config, max_model_len = spec.config, spec.model_config, spec.max_model_len
-    check_weights_fit(model_config, config.quantization)
+    spec, drafting = _read_model_files(config)
+    config, model_config = spec.config, spec.model_config
     structured_output = _make_structured_output(spec)  # reads the vocabulary while the weights are loaded
-    drafting = find_drafting_model(config, model_config, spec.tokenizer, spec.vocab_limit, max_model_len)
-
     model = load_model(
         model_config,
         max_rows=config.scheduler.max_num_batched_tokens,
-        max_model_len=max_model_len,
+        max_model_len=spec.max_model_len,
         load_choices=config.load_choices,
         on_progress=on_progress,
         quantization=config.quantization,
@@ -124,29 +127,23 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         caches = allocate_kv_caches(model_config, memory)
         return ModelRunner(model, caches, runner_config, observer=drafter), drafter
 
-    measure = partial(_measure_step, make_runner, runner_config)
-    memory = plan_memory(config, model_config, max_model_len, drafting, measure)
+    measure_step = partial(_measure_step, make_runner, runner_config)
+    memory = plan_memory(config, model_config, spec.max_model_len, drafting, measure_step)
+    _check_common_context(spec, memory)
     runner, drafter = make_runner(memory)
-    pages = _make_cache_pages(runner, drafter)
-    if pages is not None and config.cache.has_given_size:
-        pages.touch(0, memory.num_blocks)
+    pages = make_cache_pages(runner, drafter, config.cache, memory)
     proposer = proposer or make_proposer(config.speculative, drafter)
     length_policy = _make_length_policy(spec, runner, drafter, proposer, memory, pages)
     fingerprint = make_fingerprint(config, model_config)
-    description = describe_engine(config, model_config, memory, fingerprint, max_model_len)
+    description = describe_engine(config, model_config, memory, fingerprint, spec.context)
+    logger.info("context %d of the model's %d tokens", description["max_model_len"], description["model_context"])
     description["speculation"] |= describe_drafting_model(drafting, drafter, config, memory.num_blocks)
     description |= {"weights_bytes": model.num_weight_bytes, "streamed_weights_bytes": model.num_streamed_bytes}
     engine = Engine(
         _make_admission(spec, memory, structured_output),
         BatchScheduler(
             config.scheduler,
-            KVCacheManager(
-                memory.num_blocks,
-                memory.block_size,
-                config.cache.enable_prefix_caching,
-                repr(fingerprint),
-                _make_cache_memory(spec, drafting, memory, pages),
-            ),
+            _make_kv_cache_manager(spec, repr(fingerprint), drafting, memory, pages),
             length_policy,
             _min_prefill_rows(model_config),
         ),
@@ -161,27 +158,20 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     return engine
 
 
-def _block_regions(runner: ModelRunner, drafter: DraftingRunner | None) -> dict[str, list[BlockRegion]]:
-    """Describe the blocks of all caches, by the part of a slot in an arena."""
-    return {"target": runner.block_regions(), **(drafter.block_regions() if drafter is not None else {})}
-
-
-def _make_cache_pages(runner: ModelRunner, drafter: DraftingRunner | None) -> CachePages | None:
-    """Return the pages of all caches; None if these are in a device's own memory."""
-    backend = selected_backend()
-    if not backend.shares_memory:
-        return None
-    return backend.cache_pages([r for regions in _block_regions(runner, drafter).values() for r in regions])
-
-
-def _make_cache_memory(
-    spec: EngineSpec, drafting: DraftingModelConfig | None, memory: MemoryPlan, pages: CachePages | None
-) -> CacheMemory | None:
-    """Return what lets blocks take their memory when they are first used; None if they have it from the start."""
-    if pages is None or spec.config.cache.has_given_size:
-        return None
-    available_bytes = partial(free_memory_bytes, spec.config, spec.model_config, drafting)
-    return CacheMemory(pages, memory.num_blocks, memory.block_bytes, available_bytes)
+def _make_kv_cache_manager(
+    spec: EngineSpec,
+    fingerprint: str,
+    drafting: DraftingModelConfig | None,
+    memory: MemoryPlan,
+    pages: CachePages | None,
+) -> KVCacheManager:
+    """Return the manager of the blocks; they take the memory of `pages` when they are first used."""
+    cache_memory = None
+    if pages is not None:
+        available_bytes = partial(free_memory_bytes, spec.config, spec.model_config, drafting)
+        cache_memory = CacheMemory(pages, memory.num_blocks, memory.block_bytes, available_bytes)
+    caches_prefixes = spec.config.cache.enable_prefix_caching
+    return KVCacheManager(memory.num_blocks, memory.block_size, caches_prefixes, fingerprint, cache_memory)
 
 
 def _make_expert_counter(model: CausalLM, config: ModelConfig) -> ExpertCounter | None:
@@ -206,6 +196,26 @@ def _measure_step(
     del runner, drafter
     gc.collect()  # so that the memory of these buffers and graphs is there for the next ones
     return used_bytes
+
+
+def _check_common_context(spec: EngineSpec, memory: MemoryPlan) -> None:
+    """Refuse a context of a node among others that follows from its free memory or its draft model.
+
+    Nodes continue each other's texts only if they accept the same ones, so that their contexts have to be equal.
+
+    Raises:
+        ConfigError: the context is not what the model, or `--max-model-len`, says; asks for the flag.
+    """
+    config, context = spec.config, spec.context
+    if not (config.is_clustered or config.hands_over):
+        return
+    own = spec.model_config.default_context.num_tokens if config.max_model_len == "auto" else context.num_tokens
+    depends_on_memory = config.max_model_len == "auto" or not config.cache.has_given_size
+    if memory.num_tokens < context.num_tokens and depends_on_memory:
+        context = ContextLimit(memory.num_tokens, "what the KV cache holds")
+    if context.num_tokens < own:
+        message = f"nodes of a cluster need a common context: set it to {context.num_tokens} or less on each of them"
+        raise ConfigError("max_model_len", f"{message} ({context.reason}; without this limit it is {own})")
 
 
 def _join_cluster(
@@ -233,8 +243,11 @@ def _join_cluster(
     }
 
 
-def _read_model_files(config: EngineConfig) -> EngineSpec:
-    """Select the backend, read config.json and the tokenizer, and check them against the configuration."""
+def _read_model_files(config: EngineConfig) -> tuple[EngineSpec, DraftingModelConfig | None]:
+    """Select the backend, read config.json and the tokenizer, and check them against the configuration.
+
+    The drafting model is found, too, and shortens a context that no flag gives.
+    """
     try:
         backend = select_backend(config.device, config.gpu.captured_rows, failing_operators(config.device))
     except OperatorLibraryError as error:
@@ -252,12 +265,15 @@ def _read_model_files(config: EngineConfig) -> EngineSpec:
         logger.warning("%s", note)
     check_device(model_config)
     config = _fall_back_to_suffix(config, path)
-    max_model_len = model_config.choose_max_model_len(config.max_model_len)
-    config.check_prefill(max_model_len)
+    context = config.choose_context(model_config)
     tokenizer = _load_tokenizer(config, path)
     vocab_limit = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
     eos_token_ids = find_eos_token_ids(model_config, tokenizer, vocab_limit)
-    return EngineSpec(config, model_config, tokenizer, max_model_len, vocab_limit, eos_token_ids)
+    check_weights_fit(model_config, config.quantization)
+    drafting = find_drafting_model(config, model_config, tokenizer, vocab_limit)
+    if drafting is not None and config.max_model_len == "auto":
+        context = min(context, drafting.context)
+    return EngineSpec(config, model_config, tokenizer, context, vocab_limit, eos_token_ids), drafting
 
 
 def _fall_back_to_suffix(config: EngineConfig, path: str) -> EngineConfig:
@@ -329,7 +345,7 @@ def _make_length_policy(
     """Return the configured policy; the adaptive policy measures the times of steps first.
 
     Args:
-        pages: of the blocks, which measuring touches; it gives back those that are to take their memory later.
+        pages: of the blocks that have not taken their memory; measuring touches some, and gives them back.
     """
     speculative, scheduler = spec.config.speculative, spec.config.scheduler
     if not speculative.adaptive:
@@ -337,14 +353,15 @@ def _make_length_policy(
     clock = selected_backend().clock
     num_drafts, num_tokens = speculative.num_speculative_tokens, min(memory.num_tokens, spec.max_model_len)
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
-    if is_lazy := pages is not None and not spec.config.cache.has_given_size:
-        pages.touch(0, num_timed_blocks(runner, num_drafts))  # page faults would count as time of the first steps
+    if pages is not None:
+        num_timed = scheduler.max_num_seqs * -(-(CONTEXT_TOKENS + num_drafts) // memory.block_size)
+        pages.touch(0, min(num_timed, memory.num_blocks))  # page faults would count as time of the first steps
     times, passes = time_steps(runner, max_rows, num_drafts, num_tokens, clock), None
     if drafter is not None:
         max_passes = speculative.num_model_steps if isinstance(speculative, MTPConfig) else num_drafts
         first, other = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
         passes = DraftPasses(proposer.name, max_passes, first, other)
-    if is_lazy:
+    if pages is not None:
         pages.release()
     return AdaptiveLength(times, passes, drafter is None or speculative.extension is not None, clock)
 
@@ -376,7 +393,7 @@ def make_kv_transfer(engine: Engine, num_slots: int, digests: Mapping[str, str])
     runner, backend = engine.runner, selected_backend()
     assert isinstance(runner, ModelRunner)
     drafter = runner.observer if isinstance(runner.observer, Drafter) else None
-    regions = _block_regions(runner, drafter)
+    regions = block_regions(runner, drafter)
     mover = BlockMover([CachePart(n, digests[n], backend.make_block_regions(part)) for n, part in regions.items()])
     arena = Arena.create(num_slots, mover.slot_parts)
     return KVTransfer(engine.scheduler.kv_cache_manager, mover, arena, drafter)

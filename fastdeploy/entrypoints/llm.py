@@ -82,7 +82,8 @@ class LLM:
                 self.engine = Engine.from_config(config)
         for note in self.engine.describe()["notes"]:
             logger.warning("%s", note)
-        self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size, config.max_logprob_entries)
+        max_model_len, model_context = self.engine.max_model_len, self.engine.describe()["model_context"]
+        self._limits = RequestLimits(max_model_len, self.engine.vocab_size, config.max_logprob_entries, model_context)
         self._max_logprobs = config.max_logprobs
         self._defaults = _generation_defaults(folder, config.generation_config)
         self._chat_template = chat_template

@@ -51,12 +51,6 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     return StepTimes(rows_s, request_s, num_tokens, experts)
 
 
-def num_timed_blocks(runner: ModelRunner, max_drafts: int) -> int:
-    """Return how many blocks of the cache, which are its first, the measured steps use at most."""
-    per_request = -(-(CONTEXT_TOKENS + max_drafts) // runner.config.block_size)
-    return min(runner.kv_caches[0].key.shape[0], runner.config.max_seqs * per_request)
-
-
 def time_draft_passes(
     draft: Callable[..., object], config: RunnerConfig, num_cache_tokens: int, clock: Clock
 ) -> tuple[StepTimes, StepTimes]:

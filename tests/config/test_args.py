@@ -16,7 +16,7 @@ from fastdeploy.core.errors import ConfigError, ConfigErrors
 
 def test_defaults() -> None:
     args = parse_serve_args(["demo"])
-    assert (args.engine.model, args.engine.max_model_len, args.engine.device) == ("demo", None, "cpu")
+    assert (args.engine.model, args.engine.max_model_len, args.engine.device) == ("demo", "auto", "cpu")
     assert (args.engine.scheduler.max_num_seqs, args.engine.cache.block_size) == (64, 64)
     assert args.engine.cache.enable_prefix_caching and args.engine.scheduler.enable_chunked_prefill
     assert (args.server.host, args.server.port, args.server.max_concurrency) == ("0.0.0.0", 8000, 512)

@@ -110,6 +110,16 @@ def test_token_sequence_of_a_bad_word_that_ends_with_a_shorter_one_is_omitted() 
     assert tokenize_bad_words(tokenizer, ["龍"]) == [tokenizer.encode("龍")]
 
 
+def test_a_prompt_that_is_too_long_is_told_the_flag_and_the_models_context() -> None:
+    limits, tokenizer = RequestLimits(16, 401, model_context=4096), make_tokenizer("byte_level")
+    for prompt, got in (([5] * 16, "minus one output token), got 16"), ("a" * 833, "), got 833")):
+        with pytest.raises(ContextLengthError) as caught:
+            build_request(tokenizer, limits, "r", prompt, SamplingParams())
+        assert str(caught.value).startswith("prompt: expected 1 to 15 tokens")
+        assert "--max-model-len 16 of the model's 4096" in str(caught.value)
+        assert str(caught.value).endswith(got)
+
+
 def test_text_that_is_far_too_long_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = make_tokenizer("byte_level")
     longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
@@ -117,6 +127,6 @@ def test_text_that_is_far_too_long_is_refused_before_it_is_encoded(monkeypatch: 
     with pytest.raises(ContextLengthError, match="expected 1 to 15 tokens"):
         build("a" * (4 * 16 * longest))
     monkeypatch.setattr(tokenizer, "encode", None)  # must not be called
-    with pytest.raises(ContextLengthError, match="15 tokens, which have at most 832 characters, got 833") as caught:
+    with pytest.raises(ContextLengthError, match=r"at most 832 characters \(--max-model-len 16\), got 833") as caught:
         build("a" * 833)
     assert caught.value.field == "prompt" and longest == 13

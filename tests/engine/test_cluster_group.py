@@ -185,7 +185,7 @@ def test_waiting_tokens_are_counted_in_a_cluster(plain: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("changes", [{"eos_token_ids": [5]}, {"vocab_limit": 100}, {"tokenizer": None}])
 def test_end_tokens_and_vocabulary_are_part_of_the_group(changes: dict[str, Any]) -> None:
-    spec = _read_model_files(config())
+    spec, _ = _read_model_files(config())
     fingerprint = {"dtype": "bfloat16", "tensor_parallel_size": 1}
     parts = cluster_group.group_parts(spec, fingerprint, 256)
     other = cluster_group.group_parts(replace(spec, **changes), fingerprint, 256)

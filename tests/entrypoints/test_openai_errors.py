@@ -11,6 +11,9 @@ import httpx
 import openai
 import pytest
 
+from fastdeploy.core.outputs import ErrorInfo
+from fastdeploy.engine.engine import OUT_OF_MEMORY
+from fastdeploy.entrypoints.openai.errors import GenerationFailed, to_api_error
 from tests.entrypoints.server_process import ServerProcess, mock_server
 
 PROMPT: dict[str, Any] = {"model": "default", "prompt": "the quick", "max_tokens": 5, "seed": 3}
@@ -193,3 +196,10 @@ def test_max_tokens_beyond_the_context_end_with_it(client: openai.OpenAI) -> Non
     response = client.completions.create(**{**PROMPT, "max_tokens": 5000})
     assert response.usage is not None and response.usage.total_tokens == 200
     assert response.choices[0].finish_reason == "length"
+
+
+def test_a_request_for_which_the_cache_has_no_memory_is_not_the_clients_fault() -> None:
+    error = to_api_error(GenerationFailed(OUT_OF_MEMORY), "r")
+    assert (error.status, error.type, error.code) == (503, "service_unavailable_error", "out_of_memory")
+    assert "lacks memory" in str(error)
+    assert to_api_error(GenerationFailed(ErrorInfo("numerics", "x")), "r").status == 500

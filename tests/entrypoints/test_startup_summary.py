@@ -16,6 +16,16 @@ from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 DESCRIPTION = {"model": "demo", "max_model_len": 2048, "cluster": {"group": "ab", "num_slots": 64, "bytes": 2**28}}
 
 
+def test_a_server_shows_its_context_and_what_decided_the_size_of_the_cache() -> None:
+    cache = {"num_blocks": 40, "block_size": 64, "num_tokens": 2560, "bytes": 2**30, "dtype": "bfloat16"}
+    cache["bound"] = "half of the free memory"
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "model_context": 32768}
+    assert summary_lines({**DESCRIPTION, **limits, "kv_cache": cache}, ())[2:4] == [
+        "  context      2048 of the model's 32768 tokens, 8 requests and 512 tokens per step",
+        "  KV cache     40 blocks of 64, 2560 tokens, 1.0 GiB (half of the free memory), bfloat16",
+    ]
+
+
 def test_a_node_shows_what_it_does_and_where_it_meets_the_others() -> None:
     config = ClusterConfig(
         scheduler_name="splitwise",
@@ -46,12 +56,12 @@ def test_a_server_alone_shows_nothing_of_it() -> None:
 
 def test_a_start_shows_the_notes_of_flags_and_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     args = parse_serve_args(["demo", "--enforce-eager", "--uds", "/run/s", "--served-model-name", "a", "b"])
-    description = {**DESCRIPTION, "notes": ["max_model_len auto is 2048 tokens, the model's limit"]}
+    description = {**DESCRIPTION, "notes": ["context 2048 of the model's 8192: the draft model"]}
     parser = SimpleNamespace(description="")
     server = SimpleNamespace(description=lambda: description, defaults=GenerationDefaults(), tool_parser=parser)
     announce(server, args, "http://localhost")  # type: ignore[arg-type]
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "  note: --enforce-eager True has no effect: there are no CUDA graphs and no graph compiler on the CPU",
-        "  note: max_model_len auto is 2048 tokens, the model's limit",
+        "  note: context 2048 of the model's 8192: the draft model",
         "Ready: http://localhost/v1 on /run/s (models 'a', 'b')",
     ]

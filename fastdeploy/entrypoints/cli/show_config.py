@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def with_known_model(args: ServeArgs) -> ServeArgs:
-    """Return the configuration with the default context and the weight formats of a local model.
+    """Return the configuration with the weight formats of a local model.
 
     If the model cannot be read, a note says that they are not known.
 
@@ -64,11 +64,10 @@ def with_known_model(args: ServeArgs) -> ServeArgs:
         note = f"max_model_len was not compared with the model's limit: {error.message}"
         return replace(args, notes=(*args.notes, note))
     with errors_name_the_origin(args.provenance):
-        max_model_len = model.choose_max_model_len(engine.max_model_len)
+        engine.choose_context(model)
         model.weight_formats(engine.quantization)
     formats = engine.quantization if engine.quantization.is_given else model.quantization
-    known = replace(engine, max_model_len=engine.max_model_len or max_model_len, quantization=formats)
-    return replace(args, engine=known, notes=(*args.notes, *model.notes))
+    return replace(args, engine=replace(engine, quantization=formats), notes=(*args.notes, *model.notes))
 
 
 def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:

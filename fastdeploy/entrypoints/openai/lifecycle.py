@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import uvicorn
 from starlette.routing import Route
@@ -65,9 +64,7 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
         folder, dtype=engine.dtype, generation_config=generation_config, reads_weights=False
     )
     with errors_name_the_origin(args.provenance):
-        max_model_len = model_config.choose_max_model_len(engine.max_model_len)
-    if engine.max_model_len is None:
-        engine = replace(engine, max_model_len=max_model_len)
+        engine.choose_context(model_config)  # what the model does not support is refused before it is loaded
     tokenizer_folder = resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else folder
     tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
     chat_template = read_chat_template(args.server.chat_template)

@@ -179,7 +179,8 @@ async def get_model(request: Request) -> Response:
 
 def _model_card(server: ApiServer, name: str) -> ModelCard:
     created = server.created_s
-    max_model_len = server.description().get("max_model_len", server.engine_config.max_model_len)
+    requested = server.engine_config.max_model_len
+    max_model_len = server.description().get("max_model_len", None if requested == "auto" else requested)
     return ModelCard(
         id=name,
         created=created,

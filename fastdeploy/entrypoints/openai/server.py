@@ -121,7 +121,8 @@ class ApiServer:
         """Limits of the model; the engine must be ready."""
         assert self.scheduler.ready is not None
         ready = self.scheduler.ready
-        return RequestLimits(ready.max_model_len, ready.vocab_size, self.engine_config.max_logprob_entries)
+        max_entries, model_context = self.engine_config.max_logprob_entries, ready.description.get("model_context", 0)
+        return RequestLimits(ready.max_model_len, ready.vocab_size, max_entries, model_context)
 
     @property
     def status(self) -> ServerStatus:

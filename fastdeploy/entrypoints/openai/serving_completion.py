@@ -120,14 +120,14 @@ class ServingCompletion(ChoiceServing):
         texts = [prompt for prompt in self._prompts if isinstance(prompt, str)]
         if len(texts) < len(self._prompts):
             raise InvalidRequestError("suffix", "needs prompts of text, not of token ids")
-        tokenizer, max_model_len = self.server.tokenizer, self.server.limits.max_model_len
-        limit = max_text_length(tokenizer, max_model_len)
-        check_text("suffix", suffix, tokenizer, limit, max_model_len)
+        tokenizer, limits = self.server.tokenizer, self.server.limits
+        limit = max_text_length(tokenizer, limits.max_model_len)
+        check_text("suffix", suffix, tokenizer, limit, limits)
         prompts: list[Prompt] = []
         for text in texts:
-            check_text("prompt", text, tokenizer, limit, max_model_len)
+            check_text("prompt", text, tokenizer, limit, limits)
             token_ids = fill_in_prompt(tokenizer, text, suffix, add_special)
-            check_prompt_length("prompt", token_ids, max_model_len)
+            check_prompt_length("prompt", token_ids, limits)
             prompts.append(token_ids)
         return prompts
 

@@ -51,7 +51,7 @@ def summary_lines(
     numerics = description.get("fingerprint", {})
     rows = {
         "model": _joined(description.get("model"), description.get("architecture"), numerics.get("dtype")),
-        "context": f"{description.get('max_model_len')} tokens" + _batch(description),
+        "context": _context(description) + _batch(description),
         "weights": _weights(description, numerics.get("quantization", "none")),
         "KV cache": _joined(
             f"{cache.get('num_blocks')} blocks of {cache.get('block_size')}",
@@ -91,6 +91,11 @@ def _weights(description: Mapping[str, Any], quantization: str) -> str:
     formats = "" if quantization == "none" else f"quantized: {quantization}"
     mapped = "mapped from packed_weights.data" if description.get("weights_are_mapped") else ""
     return _joined(_bytes(description["weights_bytes"]), formats, mapped)
+
+
+def _context(description: Mapping[str, Any]) -> str:
+    own = description.get("model_context")
+    return f"{description.get('max_model_len')} of the model's {own} tokens" if own else "unknown"
 
 
 def _batch(description: Mapping[str, Any]) -> str:

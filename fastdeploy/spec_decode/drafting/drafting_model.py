@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.context_limit import ContextLimit
 from fastdeploy.config.drafting_checkpoint import infer_method_of
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
@@ -65,13 +66,19 @@ class DraftingModelConfig:
         return self.num_layers * layer_bytes * self.block_size
 
     @property
+    def context(self) -> ContextLimit:
+        """Return the longest context in which the model drafts."""
+        context = self.config.default_context
+        return ContextLimit(context.num_tokens, "the draft model") if self.method == "draft_model" else context
+
+    @property
     def block_bytes(self) -> int:
         """Return the bytes of one block over all layers, with the states of its tokens."""
         return self.cache_bytes + self.state_bytes * self.block_size
 
 
 def find_drafting_model(
-    config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None, vocab_limit: int, max_model_len: int
+    config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None, vocab_limit: int
 ) -> DraftingModelConfig | None:
     """Find the model that `config.speculative` names and check that it can draft for `target`.
 
@@ -100,7 +107,8 @@ def find_drafting_model(
             logger.warning("%s", note)
         find_architecture(draft)
         check_device(draft)
-        _check_context(draft, max_model_len)
+        if config.max_model_len != "auto":
+            _check_context(draft, config.max_model_len)
         _check_vocabulary(draft, target, tokenizer, vocab_limit)
         check_tensors(draft, config.load_choices)
     return DraftingModelConfig("draft_model", draft, path, draft.num_layers, 0, config.cache.block_size)

@@ -46,4 +46,4 @@ class HostCachePages:
 
 def _bytes_of(region: BlockRegion) -> NDArray[np.uint8]:
     memory = (ctypes.c_ubyte * (region.num_blocks * region.block_bytes)).from_address(region.address)
-    return np.frombuffer(memory, np.uint8)
+    return np.frombuffer(memoryview(memory), np.uint8)
