@@ -296,7 +296,7 @@ def test_texts_that_are_not_valid_unicode_are_refused_by_field(llm: LLM) -> None
 
 
 def test_text_that_is_far_too_long_is_refused(llm: LLM) -> None:
-    with pytest.raises(ContextLengthError, match=r"prompt: expected 1 to .* characters, got 8000000"):
+    with pytest.raises(ContextLengthError, match=r"prompt: expected 1 to .* characters \(.*\), got 8000000"):
         llm.generate("x" * 8_000_000, SamplingParams(), use_tqdm=False)
 
 
@@ -362,7 +362,9 @@ def test_a_context_beyond_the_models_limit_is_an_error() -> None:
 
 def test_what_limits_the_context_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     LLM(model="demo", max_num_seqs=1, num_gpu_blocks_override=4)
-    assert "the KV cache is smaller than the context of 2048 tokens: requests are limited to 256 tokens" in caplog.text
+    assert "context 256 of the model's 2048: what the KV cache holds" in caplog.text
+    LLM(model="demo", max_num_seqs=1, num_gpu_blocks_override=4, max_model_len=512)
+    assert "the KV cache is smaller than the context of 512 tokens: requests are limited to 256 tokens" in caplog.text
 
 
 def test_fault_points_are_armed_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def test_yaml_output_is_a_file_with_the_same_configuration(
     copy.write_text(printed)
     again, before = parse_serve_args(["--config", str(copy)]), parse_serve_args(flags)
     unquantized = QuantizationConfig.from_value("none")
-    engine = replace(before.engine, max_model_len=2048, quantization=unquantized)  # the model is known
+    engine = replace(before.engine, quantization=unquantized)  # the model is known
     assert (again.engine, again.server, again.cluster) == (engine, before.server, before.cluster)
 
 
@@ -144,11 +144,17 @@ def test_a_context_beyond_the_models_limit_is_an_error_with_its_origin(
     }
 
 
-def test_default_context_is_shown_once_the_model_is_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_context_that_auto_is_is_noted_once_the_model_is_known(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     config = json.loads((Path(str(local_model_path("demo"))) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 96}))
-    assert shown(capsys, str(tmp_path))["max_model_len"] == {"value": 96, "from": "default"}
-    assert shown(capsys, str(tmp_path), "--max-model-len", "auto")["max_model_len"]["value"] == "auto"
+    assert shown(capsys, str(tmp_path))["max_model_len"] == {"value": "auto", "from": "default"}
+    for flags, note in (([], True), (["--max-model-len", "auto"], True), (["--max-model-len", "64"], False)):
+        assert main([str(tmp_path), *flags, "--output-format", "json"]) == 0
+        notes = json.loads(capsys.readouterr().out)["notes"]
+        expected = "context 96 of the model's 96, unless the KV cache or a draft model holds less"
+        assert (expected in notes) == note
 
 
 @pytest.mark.parametrize(

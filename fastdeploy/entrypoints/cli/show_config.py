@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def with_known_model(args: ServeArgs) -> ServeArgs:
-    """Return the configuration with the weight formats of a local model.
+    """Return the configuration with the weight formats of a local model, and a note with the context that `auto` is.
 
     If the model cannot be read, a note says that they are not known.
 
@@ -64,10 +64,14 @@ def with_known_model(args: ServeArgs) -> ServeArgs:
         note = f"max_model_len was not compared with the model's limit: {error.message}"
         return replace(args, notes=(*args.notes, note))
     with errors_name_the_origin(args.provenance):
-        engine.choose_context(model)
+        context = engine.choose_context(model)
         model.weight_formats(engine.quantization)
     formats = engine.quantization if engine.quantization.is_given else model.quantization
-    return replace(args, engine=replace(engine, quantization=formats), notes=(*args.notes, *model.notes))
+    notes = (*args.notes, *model.notes)
+    if engine.max_model_len == "auto":
+        most = f"context {context.num_tokens} of the model's {model.max_context_len}"
+        notes = (*notes, f"{most}, unless the KV cache or a draft model holds less")
+    return replace(args, engine=replace(engine, quantization=formats), notes=notes)
 
 
 def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:
