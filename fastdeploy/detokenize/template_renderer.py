@@ -15,7 +15,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from fastdeploy.core.errors import InvalidRequestError, TemplateLimitError
+from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import check_json, replace_surrogates
 from fastdeploy.detokenize.null_content import compares_content_with_none
 from fastdeploy.detokenize.template_budget import limited
@@ -26,6 +26,7 @@ from fastdeploy.detokenize.template_text import constant_text, has_constant
 Messages = Sequence[Mapping[str, Any]]
 MAX_CPU_S = 2.0  # for rendering one conversation
 MAX_OUTPUT_LENGTH = 2**24  # characters, for callers without a limit of their own
+MAX_PROBE_LENGTH = 2**18  # characters of a conversation with a few words: published templates print up to 2**14
 MAX_ERROR_LENGTH = 500  # characters
 MAX_TIME_PATTERN_LENGTH = 256
 
@@ -60,7 +61,7 @@ def _join(pieces: Iterable[str], max_length: int) -> str:
         text.append(piece)
         length += len(piece)
         if length > max_length:
-            raise TemplateLimitError("messages", f"the chat template renders more than {max_length} characters")
+            raise InvalidRequestError("messages", f"the chat template renders more than {max_length} characters")
     return "".join(text)
 
 
@@ -86,7 +87,7 @@ def template_traits(template: str, special_tokens: Mapping[str, str]) -> Templat
     compiled = _compile(template)
 
     def render(messages: Messages, variables: Mapping[str, Any]) -> str:
-        return render_template(template, messages, {**special_tokens, **variables})
+        return render_template(template, messages, {**special_tokens, **variables}, MAX_PROBE_LENGTH)
 
     return probe_template(render, compiled.constants, compiled.knows_developer)
 

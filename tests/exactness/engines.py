@@ -146,7 +146,7 @@ def check_drafts(engine: Engine, method: str, num_drafts: int) -> None:
     assert stats.num_draft_tokens > stats.num_accepted_tokens, stats
     if method in EXTENSIONS:
         assert len(stats.accepted_per_position) > 1
-        assert stats.accepted_per_position[:5][-1] > 0  # long drafts are few: none may be accepted as a whole
+        assert stats.accepted_per_position[:4][-1] > 0  # long drafts are few: none may be accepted as a whole
     if method == "oracle":
         assert len(stats.accepted_per_position) == num_drafts
         assert stats.accepted_per_position[0] > 0
