@@ -17,7 +17,7 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_kv_transfer
 from fastdeploy.hub.model_path import resolve_model_path
 from tests.engine.hand_over import DIGESTS, Deltas, Pair, make_pair
-from tests.exactness.engines import Texts, build, config
+from tests.exactness.engines import Texts, build, config, fix_step_times
 from tests.exactness.requests import make_requests, prompts_of_lengths, run_alone
 
 Steps = dict[tuple[str, int], list[tuple[int, int]]]
@@ -91,8 +91,13 @@ def run_on_two(pair: Pair, requests: list[GenerationRequest]) -> Deltas:
 @pytest.mark.parametrize("method", ["mtp", "with_ngram", "draft_model"])
 @pytest.mark.parametrize("caches_prefixes", [False, True])
 def test_every_step_accepts_what_it_accepts_on_one_engine(
-    requests: list[GenerationRequest], plain: Texts, method: str, caches_prefixes: bool
+    requests: list[GenerationRequest],
+    plain: Texts,
+    method: str,
+    caches_prefixes: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    fix_step_times(monkeypatch)
     one = build(config(method, 3, prefix_caching=caches_prefixes))
     pair = make_pair(plain, method, method, caches_prefixes=caches_prefixes)
     expected = steps_of(run_on_one(one, requests))

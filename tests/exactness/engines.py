@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import pytest
+
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.speculative_config import EXTENSIONS
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.step import StepPlan
+from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
@@ -137,6 +140,12 @@ def check_chosen_lengths(engine: Engine, method: str, slope: float) -> None:
         assert stats.num_draft_tokens < 5 * stats.num_steps
     else:
         assert stats.draft_length.num_withheld_tokens > 0
+
+
+def fix_step_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all steps take a millisecond, so that the prefill budget does not depend on the load of the machine."""
+    record = BatchScheduler.record_step_time
+    monkeypatch.setattr(BatchScheduler, "record_step_time", lambda self, plan, step_s: record(self, plan, 1e-3))
 
 
 def check_drafts(engine: Engine, method: str, num_drafts: int) -> None:

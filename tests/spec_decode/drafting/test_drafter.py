@@ -16,6 +16,7 @@ from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ops.sampling import IntColumn
 from fastdeploy.spec_decode.drafting import drafter
+from tests.exactness.engines import fix_step_times
 from tests.exactness.requests import Text, run_all, run_alone
 from tests.spec_decode.drafting.engines import (
     Drafts,
@@ -147,7 +148,8 @@ def test_cache_of_a_request_without_drafts_is_not_filled(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_requests_that_share_an_unfilled_prefix_fill_it(method: str) -> None:
+def test_requests_that_share_an_unfilled_prefix_fill_it(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fix_step_times(monkeypatch)
     engine = engine_with(method, prefix_caching=True)
     prompt = [7 * i % 4000 for i in range(100)]
     run_all(engine, [greedy(prompt, 8, OFF)])
