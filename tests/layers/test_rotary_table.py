@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastdeploy.config.family_defaults import FamilyDefaults
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.layers.rotary import inverse_frequencies, rotary_table
 
@@ -19,7 +20,8 @@ HEAD_DIM, CONTEXT, DYNAMIC_LEN = 128, 65536, 100000
 
 def setting(name: str) -> RopeConfig:
     raw = {"rope_parameters": json.loads(str(TABLES[f"{name}.json"]))}
-    return parse_rope(raw, head_dim=HEAD_DIM, max_position_embeddings=CONTEXT, theta=1.0)
+    defaults = FamilyDefaults(rope_theta=1.0)
+    return parse_rope(raw, head_dim=HEAD_DIM, max_position_embeddings=CONTEXT, defaults=defaults)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
