@@ -32,9 +32,7 @@ class Budget(threading.local):
     def check_time(self) -> None:
         """Raise TemplateLimitError if the template has taken too much time."""
         if _cpu_time_s() > self.cpu_end_s:
-            raise TemplateLimitError(
-                "messages", f"rendering them takes more than {self.max_cpu_s:g} s of processor time"
-            )
+            raise TemplateLimitError("messages", f"rendering takes more than {self.max_cpu_s:g} s of processor time")
 
     def spend(self, size: int) -> None:
         """Count a value that the template makes; raise TemplateLimitError if it is too large, or all are together."""

@@ -15,7 +15,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.errors import InvalidRequestError, TemplateLimitError
 from fastdeploy.core.json_types import check_json, replace_surrogates
 from fastdeploy.detokenize.null_content import compares_content_with_none
 from fastdeploy.detokenize.template_budget import limited
@@ -82,14 +82,18 @@ def template_traits(template: str, special_tokens: Mapping[str, str]) -> Templat
     """Return what a template prints.
 
     Raises:
-        InvalidRequestError: the template cannot be compiled, or exceeds a limit.
+        InvalidRequestError: the template cannot be compiled, or exceeds a limit, which is an error of the template:
+            the messages are ours.
     """
     compiled = _compile(template)
 
     def render(messages: Messages, variables: Mapping[str, Any]) -> str:
         return render_template(template, messages, {**special_tokens, **variables}, MAX_PROBE_LENGTH)
 
-    return probe_template(render, compiled.constants, compiled.knows_developer)
+    try:
+        return probe_template(render, compiled.constants, compiled.knows_developer)
+    except TemplateLimitError as error:
+        raise TemplateLimitError("chat_template", error.message) from error
 
 
 class Arguments(dict[str, Any]):

@@ -196,5 +196,13 @@ def test_process_ends_with_its_parent() -> None:
 def test_message_states_the_limits(process: TemplateProcess) -> None:
     with pytest.raises(InvalidRequestError, match="more than 2 s of processor time") as caught:
         process.render(HOSTILE["loops within loops"], [USER], {})
-    assert caught.value.field in ("messages", "chat_template")  # the template's own limit, or that of the process
+    assert caught.value.field == "messages"
     assert template_process.MAX_CPU_S == 2
+
+
+def test_a_limit_that_a_template_exceeds_when_it_is_probed_is_an_error_of_the_template(
+    process: TemplateProcess,
+) -> None:
+    with pytest.raises(InvalidRequestError, match="makes a value of more than 16777216 characters") as caught:
+        process.probe("{{ 'a' * 10**9 }}", {})
+    assert caught.value.field == "chat_template"

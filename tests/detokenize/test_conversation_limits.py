@@ -147,7 +147,7 @@ def test_template_stops_when_it_has_printed_the_limit() -> None:
 
 def test_rendering_has_a_limit_of_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_renderer, "MAX_CPU_S", 0.0)
-    with pytest.raises(InvalidRequestError, match="rendering them takes more than 0 s of processor time"):
+    with pytest.raises(InvalidRequestError, match="rendering takes more than 0 s of processor time"):
         render_template(LOOPS, [USER], {})
 
 
