@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -103,3 +105,24 @@ def test_huge_pages_count_where_the_system_gives_them(
     assert memory.has_huge_pages() is expected
     _, pages = make_cache()
     assert pages.num_bytes(0, 1) == (HUGE_PAGE if expected else BLOCK_BYTES)
+
+
+ALLOCATE_AND_FREE = """
+import threading, time
+from fastdeploy.ops.backends.cpu.memory import allocate_untouched
+
+def use(end_s):
+    while time.monotonic() < end_s:
+        allocate_untouched([1 << 22], "int8").fill_(1)
+
+threads = [threading.Thread(target=use, args=(time.monotonic() + 1,)) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_allocate_caches_while_others_free_theirs() -> None:
+    """In a process of its own: a deadlock that holds the lock of the interpreter cannot be interrupted."""
+    subprocess.run([sys.executable, "-c", ALLOCATE_AND_FREE], check=True, timeout=60)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+from numpy.typing import NDArray
 
 HUGE_PAGE = 1 << 21  # bytes; x86-64 and arm64 with 4 KiB base pages
 _HUGE_PAGES_FILE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -59,8 +60,21 @@ def allocate_untouched(shape: list[int], dtype: str) -> paddle.Tensor:
     first = -memory.ctypes.data % HUGE_PAGE if is_huge else 0
     if is_huge:
         _advise(memory.ctypes.data + first, num_bytes // HUGE_PAGE * HUGE_PAGE, _MADV_HUGEPAGE)
-    tensor: paddle.Tensor = paddle.utils.dlpack.from_dlpack(memory[first : first + num_bytes])
-    return tensor.view(dtype).reshape(shape)
+    return _tensor_of(memory[first : first + num_bytes]).view(dtype).reshape(shape)
+
+
+def _tensor_of(memory: NDArray[np.uint8]) -> paddle.Tensor:
+    """Return a tensor in the memory of an array, which it keeps.
+
+    `paddle.utils.dlpack.from_dlpack` also gives one, but Paddle frees it under a lock that every `from_dlpack` takes.
+    Python waits for its own lock while it unmaps memory: two threads, of which one frees a tensor and one makes
+    another, would wait for each other.
+    """
+    place = paddle.CPUPlace()
+    tensor: paddle.Tensor = paddle.base.core.eager.Tensor(
+        value=memory, place=place, persistable=False, zero_copy=True, name="", stop_gradient=True
+    )
+    return tensor
 
 
 def has_huge_pages() -> bool:
