@@ -16,4 +16,4 @@ ensure_redis
 export FD_BUILD_PATHS=all
 ensure_environment "dev"
 cd "$ROOT"
-exec "$VENV/bin/python" -m pytest -q -n 2 --dist loadfile "$@"
+exec "$VENV/bin/python" -m pytest -q -n 2 --dist loadfile --max-worker-restart 0 "$@"
