@@ -151,13 +151,15 @@ def loaded_frameworks(package: str) -> str:
     ]
     assert modules, package
     script = f"import {', '.join(modules)}, sys; print(*sys.modules.keys() & {{'paddle', 'torch'}})"
-    return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120
+    ).stdout.strip()
 
 
 def test_an_api_process_runs_without_numpy() -> None:
     """Its memory counts once per worker; FastAPI needs as much as NumPy would."""
     script = "import fastdeploy.entrypoints.openai.api_server, sys; assert 'numpy' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_only_one_module_imports_redis_and_a_server_without_cluster_loads_it_not() -> None:
@@ -165,4 +167,4 @@ def test_only_one_module_imports_redis_and_a_server_without_cluster_loads_it_not
     found = [str(source) for source in sources() if pattern.search((ROOT / source).read_text())]
     assert found == ["scheduler/redis_client.py"]
     script = "import fastdeploy.entrypoints.openai.api_server, sys; assert 'redis' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -60,7 +60,7 @@ assert "paddle" not in sys.modules
 LLM(model="demo", max_model_len=64)
 assert "paddle" in sys.modules
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_docs_describe_every_public_name() -> None:

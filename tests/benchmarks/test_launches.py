@@ -66,7 +66,10 @@ def test_a_loop_multiplies_the_context_of_each_sequence_by_the_rows_of_its_group
     assert sum(count for count, kind in zip(found, kinds, strict=True) if kind == "Attention") == lines
 
 
-@pytest.mark.parametrize("path", PATHS)
+# The loops of a path are compiled first, which takes half a minute.
+@pytest.mark.parametrize(
+    "path", [path if path == "avx2" else pytest.param(path, marks=pytest.mark.nightly) for path in PATHS]
+)
 def test_loops_multiply_everything_on(path: str) -> None:
     if path == library.isa():
         pytest.skip("this process runs the same tests on this path")

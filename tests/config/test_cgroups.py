@@ -144,5 +144,7 @@ def test_a_process_sees_the_limit_of_the_parent_of_its_real_group() -> None:
         "from fastdeploy.config.machine import available_memory_bytes; print(available_memory_bytes())"
     )
     with real_group(900 * MEBIBYTE) as group:
-        output = subprocess.run([sys.executable, "-c", program, group], capture_output=True, text=True, check=True)
+        output = subprocess.run(
+            [sys.executable, "-c", program, group], capture_output=True, text=True, check=True, timeout=120
+        )
     assert 700 * MEBIBYTE < int(output.stdout) <= 900 * MEBIBYTE

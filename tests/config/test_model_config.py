@@ -263,7 +263,7 @@ def test_local_directories_and_the_demo_resolve_without_a_network(tmp_path: Path
 
 def test_reading_a_configuration_does_not_import_paddle() -> None:
     code = "import sys, fastdeploy.config.model_config; sys.exit('paddle' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 
 @pytest.mark.parametrize(

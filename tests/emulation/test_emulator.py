@@ -232,7 +232,7 @@ def test_parameters_of_more_than_4_kib_do_not_compile(tmp_path: Path) -> None:
             int run() {{ return fd::gpu::launch(kernel, {{1, 1, 1}}, 32, 0, nullptr, Large{{}}); }}"""
         )
         command = ["g++", "-std=c++17", "-Icustom_ops", "-fsyntax-only", str(source)]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=240)
         assert ("kMaxParameterBytes" in done.stderr) == is_refused == (done.returncode != 0)
 
 

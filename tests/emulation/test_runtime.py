@@ -220,7 +220,12 @@ def test_paddle_keeps_tensors_on_the_device(tmp_path: Path) -> None:
     plug_in.symlink_to(build("test_paddle_device", has_paddle_device=True).resolve())
     environment = {**os.environ, "CUSTOM_DEVICE_ROOT": str(tmp_path), "FLAGS_use_stride_kernel": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", PADDLE, str(plug_in)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", PADDLE, str(plug_in)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str([float(number) for number in range(1, 13)])

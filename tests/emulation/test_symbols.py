@@ -20,7 +20,7 @@ CORRECTLY_ROUNDED = {"fma", "fmaf", "sqrt", "sqrtf"}  # one result on every proc
 def called_math(library: Path) -> set[str]:
     """Return the functions of libm that a library needs."""
     command = ["nm", "-D", "--undefined-only", "-j", str(library)]
-    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout.split()
     return LIBM & {symbol.partition("@")[0] for symbol in symbols}
 
 
@@ -34,5 +34,5 @@ def test_emulated_kernels_call_no_math_library(has_checks: bool) -> None:
 def test_a_call_of_a_math_library_would_be_seen(tmp_path: Path) -> None:
     source, library = tmp_path / "a.cc", tmp_path / "a.so"
     source.write_text('#include <cmath>\nextern "C" float f(float x) { return std::exp(x); }\n')
-    subprocess.run(["g++", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run(["g++", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=240)
     assert called_math(library) == {"expf"}

@@ -81,7 +81,9 @@ class ServerProcess:
 
     def engine_pids(self) -> list[int]:
         """Return the process ids of its engine."""
-        listed = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        listed = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False, timeout=120
+        )
         return [int(line) for line in listed.stdout.split()]
 
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:

@@ -252,7 +252,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder: Path = tmp_path_factory.mktemp("certificate")
     key, certificate = str(folder / "key.pem"), str(folder / "certificate.pem")
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
-    subprocess.run([*make, "-subj", "/CN=localhost"], check=True, capture_output=True)
+    subprocess.run([*make, "-subj", "/CN=localhost"], check=True, capture_output=True, timeout=120)
     return key, certificate
 
 

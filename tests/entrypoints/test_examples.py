@@ -100,7 +100,7 @@ def test_another_client_works_with_address_key_and_model_changed(
     """Run an example in an environment that has nothing but its package."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", example.name], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", example.name], check=True, timeout=120)
     package = re.split(r"[\[=]", example.name)[0]
     assert re.search(EXPECTED[package], run(example, server, tmp_path, str(python)))
 

@@ -56,7 +56,7 @@ def test_tls_is_served_and_the_client_checks_the_certificate(tmp_path: Path) -> 
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *name]
-    subprocess.run(make, check=True, capture_output=True)
+    subprocess.run(make, check=True, capture_output=True, timeout=120)
     with mock_server(tmp_path, "--ssl-keyfile", key, "--ssl-certfile", certificate) as secure:
         assert secure.url.startswith("https://")
         command = ["complete", "--url", secure.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "3"]

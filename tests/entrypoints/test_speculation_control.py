@@ -93,7 +93,9 @@ def _read(terminal: int) -> bytes:
 
 
 def test_verbose_view_colours_accepted_drafts_by_proposer(drafting_server: ServerProcess) -> None:
-    plain = subprocess.run(complete_command(drafting_server), capture_output=True, text=True, check=True).stdout
+    plain = subprocess.run(
+        complete_command(drafting_server), capture_output=True, text=True, check=True, timeout=120
+    ).stdout
     shown = on_terminal(complete_command(drafting_server, "--verbose"))
     *response, figures = shown.rstrip("\n").split("\n")
     painted = re.findall(r"\033\[30;42m(.*?)\033\[0m", "\n".join(response))
@@ -112,7 +114,7 @@ def test_verbose_view_colours_accepted_drafts_by_proposer(drafting_server: Serve
 
 def test_verbose_view_has_no_colour_with_no_color(drafting_server: ServerProcess) -> None:
     command = complete_command(drafting_server, "--verbose")
-    piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    piped = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     for text in (piped, on_terminal(command, NO_COLOR="1")):
         assert "\033" not in text
         assert re.search(r"^\(40 tokens: ngram \d+, target \d+; ", text, re.MULTILINE)
@@ -121,8 +123,8 @@ def test_verbose_view_has_no_colour_with_no_color(drafting_server: ServerProcess
 def test_verbose_chat_shows_the_answer_once(drafting_server: ServerProcess) -> None:
     flags = ["chat", "--url", drafting_server.url + "/v1", "-q", "hello", "--temperature", "0", "--max-tokens", "20"]
     command = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", *flags]
-    plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    verbose = subprocess.run([*command, "--verbose"], capture_output=True, text=True, check=True).stdout
+    plain = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    verbose = subprocess.run([*command, "--verbose"], capture_output=True, text=True, check=True, timeout=120).stdout
     text, _, figures = verbose.removesuffix("\n").rpartition("\n")
     assert text + "\n" == plain and figures.startswith("(20 tokens: ")
 

@@ -107,7 +107,7 @@ def test_an_arena_outlives_the_process_that_made_it(connection: tuple[socket.soc
         "arena = Arena.create(2, [SlotPart('target', '', 0, 64, 0, 1)]); arena.generations[1] = 8\n"
         f"send_arena(socket.socket(fileno={connection[0].fileno()}), arena)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, pass_fds=[connection[0].fileno()])
+    subprocess.run([sys.executable, "-c", code], check=True, pass_fds=[connection[0].fileno()], timeout=120)
     peer = receive_arena(connection[1])
     assert peer.generations.tolist() == [0, 8]
     peer.close()

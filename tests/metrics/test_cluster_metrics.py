@@ -147,7 +147,7 @@ def test_counts_of_several_api_processes_add_up_and_those_of_the_agent_count_onc
         command = [sys.executable, "-c", code, str(tmp_path)]
         env = {FOLDER_VARIABLE: str(tmp_path), "PATH": ""}
         return subprocess.run(
-            command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+            command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True, timeout=120
         ).stdout
 
     run(WORKER)

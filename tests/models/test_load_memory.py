@@ -47,7 +47,9 @@ def write_model(folder: Path) -> None:
 
 def test_the_peak_of_loading_is_far_below_two_copies_of_the_experts(tmp_path: Path) -> None:
     write_model(tmp_path)
-    done = subprocess.run([sys.executable, "-c", LOAD, str(tmp_path)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path)], check=True, capture_output=True, text=True, timeout=120
+    )
     added, weights = (int(value) * 1024 for value in done.stdout.split("ADDED")[1].split())
     assert weights > 96 * MIB
     assert added < 1.5 * weights

@@ -43,7 +43,9 @@ def digest() -> str:
 def test_every_path_gives_the_golden_bits(path: str) -> None:
     environment = {**os.environ, "FD_CPU_ISA": path}
     code = "from tests.ops.test_sampling_paths import digest; print(digest())"
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
     if "this processor has no" in result.stderr:
         pytest.skip(f"this processor has no {path}")
     assert result.returncode == 0, result.stderr

@@ -230,7 +230,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
         "-out",
         str(certificate),
     ]
-    subprocess.run([*command, *names], check=True, capture_output=True)
+    subprocess.run([*command, *names], check=True, capture_output=True, timeout=120)
     return certificate, key
 
 

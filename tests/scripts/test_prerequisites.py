@@ -52,6 +52,7 @@ def complaint(checkout: Path, script: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stderr.splitlines()

@@ -27,7 +27,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command outside of the checkout, whose package it would import."""
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=ENVIRONMENT)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env=ENVIRONMENT, timeout=240
+    )
 
 
 @pytest.fixture(scope="module")

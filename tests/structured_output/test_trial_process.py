@@ -188,7 +188,10 @@ def test_the_process_loads_neither_paddle_nor_numpy() -> None:
         "import fastdeploy.structured_output.trial_process, sys; "
         "print(*sys.modules.keys() & {'paddle', 'numpy', 'fastdeploy.structured_output.grammar'})"
     )
-    assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "\n"
+    assert (
+        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120).stdout
+        == "\n"
+    )
 
 
 def is_alive(pid: int) -> bool:
@@ -209,7 +212,9 @@ def wait_for_end(pid: int) -> None:
 @pytest.mark.parametrize("end", ["", KILLED])
 def test_the_process_ends_with_a_script_that_has_no_main_guard(tmp_path: Path, end: str) -> None:
     (tmp_path / "script.py").write_text(OFFLINE + end)
-    result = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False, timeout=120
+    )
     assert result.returncode == (-signal.SIGKILL if end else 0), result.stderr
     text, pid = result.stdout.splitlines()
     assert text in ("yes", "no")

@@ -21,7 +21,9 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no g++")
     library = tmp_path_factory.mktemp("hook") / "count_allocations.so"
     source = str(HERE / "count_allocations.cc")
-    subprocess.run([compiler, "-O1", "-std=c++17", "-shared", "-fPIC", source, "-o", str(library)], check=True)
+    subprocess.run(
+        [compiler, "-O1", "-std=c++17", "-shared", "-fPIC", source, "-o", str(library)], check=True, timeout=120
+    )
     return library
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from threading import Timer
 
@@ -84,20 +85,23 @@ def ask(folder: Path) -> Iterator[Ask]:
 
 
 @pytest.fixture(scope="module")
-def plain(ask: Ask) -> Callable[[Cell], list[list[int]]]:
-    """Plain decoding, one request at a time, of the cells of one temperature and cache."""
-    found: dict[tuple[float, str], list[list[int]]] = {}
+def plain_answer(ask: Ask) -> Callable[[float, str], Answer]:
+    """Plain decoding, one request at a time, at a temperature and with a cache."""
 
-    def texts(cell: Cell) -> list[list[int]]:
-        key = cell.temperature, cell.kv_cache_dtype
-        if key not in found:
-            answer = ask(Cell(batch=1, temperature=key[0], kv_cache_dtype=key[1]))
-            assert answer.error == ""
-            assert answer.is_exact, "an operator runs its reference"
-            found[key] = answer.texts
-        return found[key]
+    @cache
+    def answer(temperature: float, kv_cache_dtype: str) -> Answer:
+        found = ask(Cell(batch=1, temperature=temperature, kv_cache_dtype=kv_cache_dtype))
+        assert found.error == ""
+        assert found.is_exact, "an operator runs its reference"
+        return found
 
-    return texts
+    return answer
+
+
+@pytest.fixture(scope="module")
+def plain(plain_answer: Callable[[float, str], Answer]) -> Callable[[Cell], list[list[int]]]:
+    """The texts of plain decoding that a cell must have."""
+    return lambda cell: plain_answer(cell.temperature, cell.kv_cache_dtype).texts
 
 
 def test_there_are_at_most_16_cells() -> None:
@@ -134,10 +138,9 @@ def test_two_nodes_with_a_gpu_give_the_texts_of_one(
 @emulated_only
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_a_decode_step_on_a_gpu_has_at_most_six_launches_per_layer_and_twelve_more(
-    kv_cache_dtype: str, ask: Ask
+    kv_cache_dtype: str, plain_answer: Callable[[float, str], Answer]
 ) -> None:
-    answer = ask(Cell(batch=1, kv_cache_dtype=kv_cache_dtype))
-    assert 0 < answer.num_launches <= 6 * NUM_LAYERS + 12
+    assert 0 < plain_answer(0.0, kv_cache_dtype).num_launches <= 6 * NUM_LAYERS + 12
 
 
 def test_an_operator_that_failed_the_check_of_a_gpu_runs_its_reference_and_the_model_answers(ask: Ask) -> None:

@@ -76,6 +76,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return [line.removeprefix("REFUSED ") for line in done.stdout.splitlines() if line.startswith("REFUSED ")]

@@ -23,7 +23,7 @@ from scripts.make_golden_vectors import compute_digests
 def test_the_emulated_gpu_passes_its_check(tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
     command = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", "check-device", "--emulated", "--short"]
-    done = subprocess.run([*command, "--report", str(report)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "--report", str(report)], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["passed"] and summary["is_emulated"] and summary["failed"] == {}
@@ -120,7 +120,7 @@ print([sorted(first_start.failing_operators("gpu")) for _ in range(2)], checks)
 def test_the_result_of_the_first_start_is_kept(tmp_path: Path) -> None:
     environment = {**os.environ, "FD_GPU_EMULATED": "1", "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_START], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", FIRST_START], env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[['rms_norm'], ['rms_norm']] ['gpu']"

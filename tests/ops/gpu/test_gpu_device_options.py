@@ -32,7 +32,7 @@ def make_library(folder: Path, count: int, code: int = 0) -> Path:
     """Compile a library that finds so many GPUs."""
     source, library = folder / "a.cc", folder / "libfd_gpu.so"
     source.write_text(LIBRARY.format(count=count, code=code))
-    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=240)
     return library
 
 

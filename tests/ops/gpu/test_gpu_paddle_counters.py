@@ -38,5 +38,7 @@ assert not caches[0].key.numpy().any() and not caches[0].value.numpy().any()
 
 def test_what_paddle_asks_of_the_emulated_device_is_counted() -> None:
     environment = {**os.environ, "FD_GPU_EMULATED": "1"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
     assert done.returncode == 0, done.stderr

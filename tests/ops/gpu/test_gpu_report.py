@@ -28,7 +28,7 @@ LIBRARY = f"{__version__}+{gpu_source_hash()}"
 def test_the_report_names_the_device_its_library_and_the_operators_with_a_kernel() -> None:
     command = [sys.executable, "-m", "fastdeploy.ops.report", "gpu"]
     environment = {**os.environ, "FD_GPU_EMULATED": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=240)
     report = json.loads(done.stdout.splitlines()[-1])
     assert (report["backend"], report["device_name"], report["isa"]) == ("gpu", "emulated GPU", "emulated")
     assert report["operator_library"] == LIBRARY
