@@ -18,6 +18,11 @@ settings.register_profile("same-examples", derandomize=True, deadline=None)  # n
 settings.load_profile("same-examples")
 
 
+LOCAL = ("127.0.0.1", "localhost", "::1")
+for name in ("NO_PROXY", "no_proxy"):  # clients of tests talk to servers on this machine
+    os.environ[name] = ",".join([*filter(None, [os.environ.get(name)]), *LOCAL])
+
+
 @pytest.hookimpl(trylast=True)  # the terminal reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     """Let SIGINT interrupt, which shells let their background jobs ignore; watch tests; show failures at once."""
