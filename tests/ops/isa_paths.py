@@ -15,7 +15,7 @@ def run(arguments: list[str], **settings: str) -> subprocess.CompletedProcess[st
     """Run this Python with the given arguments and environment variables."""
     environment = {**os.environ, **settings}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
     )
 
 

@@ -26,15 +26,21 @@ print("digest", library.isa(), library.num_threads(), state.hexdigest())
 """
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_the_operator_tests_pass_on(path: str) -> None:
+# All cases on the path of most other processors, and the first ones of each test on the rest.
+@pytest.mark.parametrize(
+    ("path", "cases"),
+    [
+        *((path, "not nightly" if path == "avx2" else "quick") for path in PATHS),
+        *(pytest.param(path, "not nightly", marks=pytest.mark.nightly) for path in PATHS if path != "avx2"),
+    ],
+)
+def test_the_operator_tests_pass_on(path: str, cases: str) -> None:
     if path == library.isa():
         pytest.skip("this process runs the same tests on this path")
     if path not in supported():
         pytest.skip(f"this processor has no {path}")
-    done = run(
-        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(str(HERE / s) for s in SUITES)], FD_CPU_ISA=path
-    )
+    pytest_command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", cases]
+    done = run([*pytest_command, *(str(HERE / suite) for suite in SUITES)], FD_CPU_ISA=path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
