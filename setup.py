@@ -47,7 +47,7 @@ from custom_ops.tools.compiler import (
 
 COMMON_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-maybe-uninitialized", "-Icustom_ops"]
 COMMON_FLAGS += ["-ffp-contract=off", "-fno-math-errno"]  # a compiler that fuses where it likes would break exactness
-AVX2_FLAGS = ["-mavx2", "-mfma", "-mbmi2", "-mprfchw"]
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c", "-mbmi2", "-mprfchw"]
 AVX512_FLAGS = [*AVX2_FLAGS, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
 AVX512_FLAGS += ["-Wno-uninitialized"]  # GCC 12 warns about its own header; the other paths compile the same sources
 X86_PATHS = {  # each with the tuning (custom_ops/cpu_ops/tuning.h) of the processors that run it

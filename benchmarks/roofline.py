@@ -22,7 +22,8 @@ from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.ops.backends.cpu.library import num_threads
 from fastdeploy.ops.backends.cpu.memory import allocate_streamed
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, linear, pack_linear
+from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION
 from fastdeploy.ops.registry import select_backend
 
 MIN_WINDOW_BYTES = 1 << 28  # of one reading
@@ -76,7 +77,7 @@ def integer_products(quantization: str) -> int:
     """
     if quantization == NO_QUANTIZATION:
         return 0
-    return int(load_loops().fd_row_limbs(ctypes.c_int64(QUANTIZATIONS.index(quantization))))
+    return int(load_loops().fd_row_limbs(ctypes.c_int64(FORMS.index(quantization))))
 
 
 def add_clock_flag(parser: argparse.ArgumentParser) -> None:

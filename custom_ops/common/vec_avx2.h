@@ -69,6 +69,10 @@ FD_INLINE FP32Vec16 load_bf16(const uint16_t* p) {
   return {widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
+FD_INLINE FP32Vec16 load_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
 // Rounds to nearest even; a NaN keeps its sign and becomes quiet.
 FD_INLINE __m256i narrow(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);

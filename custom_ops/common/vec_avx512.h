@@ -39,6 +39,9 @@ FD_INLINE FP32Vec16 load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
 }
+FD_INLINE FP32Vec16 load_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 #if defined(FD_ISA_AVX512_BF16)
 FD_INLINE void store_bf16(uint16_t* p, FP32Vec16 x) {
   const __m256bh y = _mm512_cvtneps_pbh(x);

@@ -74,6 +74,17 @@ FD_INLINE FP32Vec16 load_bf16(const uint16_t* p) {
   }
   return result;
 }
+// Converts finite fp16 numbers.
+FD_INLINE FP32Vec16 load_half(const uint16_t* p) {
+  FP32Vec16 result;
+  for (int i = 0; i < 4; ++i) {
+    const uint16_t* q = p + 4 * i;
+    const U4 bits = {q[0], q[1], q[2], q[3]};
+    const F4 magnitude = (F4)((bits & 0x7fff) << 13) * 0x1p112f;
+    result.part[i] = (F4)((U4)magnitude | (bits & 0x8000) << 16);
+  }
+  return result;
+}
 FD_INLINE void store_bf16(uint16_t* p, FP32Vec16 x) {
   for (int i = 0; i < 4; ++i) {
     const U4 bits = (U4)x.part[i];

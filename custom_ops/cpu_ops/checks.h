@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "cpu_ops/kernels.h"
 #include "paddle/common/enforce.h"
@@ -75,5 +76,15 @@ struct Argument {
     return *this;
   }
 };
+
+// Returns how a layer is quantized, given {index in QUANTIZATIONS, inputs of a group, whether groups have minimums}.
+inline QuantizedForm quantized_form(const char* op, const std::vector<int64_t>& form) {
+  const auto size = static_cast<int64_t>(form.size());
+  require(size == 3, op, "form", "three numbers", size);
+  require(form[0] >= 0 && form[0] <= static_cast<int64_t>(Quantization::kW4a8), op, "quantization", "0 to 3", form[0]);
+  require(form[1] == 0 || form[1] == 32 || form[1] == 64 || form[1] == 128, op, "group_size", "0, 32, 64 or 128",
+          form[1]);
+  return {static_cast<Quantization>(form[0]), static_cast<int32_t>(form[1]), form[2] != 0};
+}
 
 }  // namespace fd

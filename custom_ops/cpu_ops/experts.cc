@@ -19,7 +19,7 @@ struct Product : QuantizedLinearArgs {
 int64_t float_size(DType dtype) { return dtype == DType::kBfloat16 ? 2 : 4; }
 
 int64_t panel_bytes(const ExpertMatrices& m, int64_t inputs) {
-  if (m.is_quantized) return quantized_panel_bytes(m.quantization, inputs);
+  if (m.is_quantized) return quantized_panel_bytes(m.form, inputs);
   return packed_size(kPanel, inputs, false) * float_size(m.dtype);
 }
 
@@ -29,7 +29,7 @@ Product product_of(const ExpertMatrices& m, const uint8_t* packed, const void* x
   p.x = x, p.packed = packed, p.out = out;
   p.rows = rows, p.n = outputs, p.k = inputs, p.gated = m.gated;
   p.dtype = p.out_dtype = m.dtype;
-  p.quantization = m.quantization, p.is_quantized = m.is_quantized;
+  p.form = m.form, p.is_quantized = m.is_quantized;
   return p;
 }
 

@@ -52,7 +52,7 @@ struct ExpertMatrices {
   bool gated;
   DType dtype;  // of the rows, and of the weights unless they are quantized
   bool is_quantized;
-  Quantization quantization;
+  QuantizedForm form;
 };
 
 // activated[i, :] = silu(gate(x)) * up(x), rounded, where x is the normalised row of entries[i].

@@ -14,8 +14,6 @@ namespace fd {
 
 enum class DType { kFloat32, kBfloat16, kInt8 };  // kInt8 for KV caches only
 
-constexpr int64_t kPanel = 16;  // outputs of one panel of packed weights
-
 // Returns the number of panels of a layer of `n` outputs. Its weight is [n, k] or, if gated, [2 * n, k]: the rows of
 // gate, then those of up. Panels of gate and up alternate, so that a tile holds both.
 constexpr int64_t num_panels(int64_t n, bool gated) { return (n + kPanel - 1) / kPanel * (gated ? 2 : 1); }
@@ -73,30 +71,21 @@ struct LinearArgs {
   float* block_maxima;  // for fp32 outputs without a gate: receives SamplingInputs::block_maxima; or null
 };
 
-// A panel starts with its scales: fp32 per output in 8-bit formats, bf16 per group and output in 4-bit formats. Blocks
-// of 64 bytes follow, which hold four k of 8 bits or eight k of 4 bits for sixteen outputs.
-constexpr int64_t scale_bytes(Quantization q, int64_t k) {
-  return has_four_bits(q) ? ((k + kGroup - 1) / kGroup * 2 * kPanel + 63) / 64 * 64 : 4 * kPanel;
-}
-constexpr int64_t block_k(Quantization q) { return has_four_bits(q) ? 8 : 4; }
-constexpr int64_t quantized_panel_bytes(Quantization q, int64_t k) {
-  return scale_bytes(q, k) + (k + block_k(q) - 1) / block_k(q) * 64;
-}
-constexpr int64_t quantized_size(Quantization q, int64_t n, int64_t k, bool gated) {
-  return num_panels(n, gated) * quantized_panel_bytes(q, k);
+constexpr int64_t quantized_size(const QuantizedForm& form, int64_t n, int64_t k, bool gated) {
+  return num_panels(n, gated) * quantized_panel_bytes(form, k);
 }
 
 struct PackQuantizedArgs {
   PackPieces pieces;  // bf16
-  uint8_t* packed;    // [quantized_size(quantization, n, k, gated)], 64-byte aligned
+  uint8_t* packed;    // [quantized_size(form, n, k, gated)], 64-byte aligned
   int64_t n, k;
   bool gated;
-  Quantization quantization;
+  QuantizedForm form;  // of 8 bits without groups, or of 4 bits with groups of 32
 };
 
 // LinearArgs with bf16 rows and bias, and `packed` from pack_quantized.
 struct QuantizedLinearArgs : LinearArgs {
-  Quantization quantization;
+  QuantizedForm form;
 };
 
 // out[m, :] = x[m, :] / sqrt(mean(x[m, :]^2) + eps) * weight

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantizes bf16 weights and packs them into the panels that linear_quant.cc reads. 8 bits: codes -127..127 and the
-// scale absmax / 127 per output. 4 bits: codes -8..7 and a scale per group of 128 k, the candidate with the least
-// squared error.
+// factor absmax / 127 per output. 4 bits: codes -8..7, or 0..15 with a minimum, and scales of groups of 32 k: the
+// candidate with the least squared error. Their factor is the power of two of the output's largest weight.
 #include <cstring>
 #include <limits>
 
@@ -16,29 +16,37 @@ namespace fd {
 namespace FD_ISA {
 namespace {
 
+constexpr int64_t kGroup = 32;  // inputs that share a scale in 4 bits
+
 // Candidates for the code of the weight of largest magnitude, before it is clamped to -8..7. They are negative, because
 // -8 has no positive counterpart.
 constexpr float kExtremeCodes[] = {-8.0f, -7.5f, -7.0f, -6.5f, -6.0f, -8.5f, -9.0f};
-constexpr int kCandidates = sizeof(kExtremeCodes) / sizeof(float);
+// Candidates for the codes of the smallest and of the largest weight, before they are clamped to 0..15.
+constexpr float kEndCodes[][2] = {{0.0f, 15.0f}, {-0.5f, 15.5f}, {-0.5f, 15.0f}, {0.0f, 15.5f},
+                                  {-1.0f, 16.0f}, {0.0f, 16.0f},  {-1.0f, 15.0f}};
+constexpr int kCandidates = 7;
+static_assert(sizeof(kExtremeCodes) == kCandidates * sizeof(float) &&
+              sizeof(kEndCodes) == 2 * kCandidates * sizeof(float));
 #if defined(FD_ISA_AVX512)
-constexpr int kScalesAtOnce = kCandidates;  // whose sums fit the registers
+constexpr int kCandidatesAtOnce = kCandidates;  // whose sums fit the registers
 #else
-constexpr int kScalesAtOnce = 2;
+constexpr int kCandidatesAtOnce = 2;
 #endif
 
-template <Quantization q>
-constexpr int kOffset = has_four_bits(q) ? 8 : 128;  // of stored codes
-
 FD_INLINE float magnitude(float x) { return x < 0 ? -x : x; }
-FD_INLINE uint32_t magnitude_bits(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bits & 0x7fffffffu;
+FD_INLINE uint32_t magnitude_bits(float x) { return ScalarLanes::bits(x) & 0x7fffffffu; }
+
+// Returns the nearest fp16 number, ties to even, of a number below 2^15.
+FD_INLINE float nearest_half(float x) {
+  constexpr float kSmallestNormal = 0x1p-14f, kSubnormalShift = 0.75f;  // adding it leaves multiples of 2^-24
+  if (magnitude(x) < kSmallestNormal) return (x + kSubnormalShift) - kSubnormalShift;
+  const uint32_t bits = ScalarLanes::bits(x);
+  return ScalarLanes::from_bits((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu);
 }
-FD_INLINE float nearest_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  return bf16_to_float(static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16));
+// Returns the bits of an fp16 number.
+FD_INLINE uint16_t half_bits(float x) {
+  const float scaled = magnitude(x) * 0x1p-112f;  // its exponent is that of fp16
+  return static_cast<uint16_t>(ScalarLanes::bits(scaled) >> 13 | (x < 0 ? 0x8000u : 0u));
 }
 
 // Returns the bits of the largest magnitude.
@@ -54,51 +62,80 @@ uint32_t largest_magnitude_bits(const float* w, int64_t count) {
 // Returns the first weight of the largest magnitude in a group.
 float extreme_of_group(const float* w) {
   const uint32_t largest = largest_magnitude_bits(w, kGroup);
-  for (int64_t first = 0;; first += kLanes) {
-    bool is_here = false;
-    for (int lane = 0; lane < kLanes; ++lane) is_here |= magnitude_bits(w[first + lane]) == largest;
-    if (!is_here) continue;
-    while (magnitude_bits(w[first]) != largest) ++first;
-    return w[first];
-  }
+  for (int64_t i = 0;; ++i)
+    if (magnitude_bits(w[i]) == largest) return w[i];
 }
 
-FD_INLINE FP32Vec16 codes_of(FP32Vec16 w, float inverse, float smaller, float most) {
+// What a group's codes stand for: code * scale + minimum.
+struct GroupValues {
+  float scale, minimum;
+};
+
+// Returns the nearest codes, which are limited to smaller .. most.
+template <bool kHasMinimum>
+FD_INLINE FP32Vec16 codes_of(FP32Vec16 w, float inverse, float minimum, float smaller, float most) {
+  if (kHasMinimum) w = sub(w, splat(minimum));
   return max(splat(smaller), min(splat(most), round_to_int(mul(w, splat(inverse)))));
 }
 
-// Writes the squared errors of a group of kGroup weights with each of the scales. They are summed in sixteen lanes and
-// then over the lanes.
-template <int kScales>
-FD_INLINE void squared_errors(const float* w, const float* scales, float* errors) {
-  FP32Vec16 totals[kScales];
-  float inverses[kScales];
-  for (int s = 0; s < kScales; ++s) totals[s] = zero(), inverses[s] = 1.0f / scales[s];
+template <bool kHasMinimum>
+constexpr float kSmallestCode = kHasMinimum ? 0.0f : -8.0f;
+FD_INLINE float inverse_of(float scale) { return scale == 0 ? 0.0f : 1.0f / scale; }
+
+// Writes the squared errors of a group of kGroup weights with each of the candidates. They are summed in sixteen lanes
+// and then over the lanes.
+template <bool kHasMinimum, int kCount>
+FD_INLINE void squared_errors(const float* w, const GroupValues* values, float* errors) {
+  FP32Vec16 totals[kCount];
+  float inverses[kCount];
+  for (int c = 0; c < kCount; ++c) totals[c] = zero(), inverses[c] = inverse_of(values[c].scale);
   for (int64_t i = 0; i < kGroup; i += kLanes) {
-    const FP32Vec16 value = load(w + i);
+    const FP32Vec16 weight = load(w + i);
 #pragma GCC unroll 8
-    for (int s = 0; s < kScales; ++s) {
-      const FP32Vec16 error = sub(mul(codes_of(value, inverses[s], -8.0f, 7.0f), splat(scales[s])), value);
-      totals[s] = add(totals[s], mul(error, error));
+    for (int c = 0; c < kCount; ++c) {
+      const FP32Vec16 code = codes_of<kHasMinimum>(weight, inverses[c], values[c].minimum, kSmallestCode<kHasMinimum>,
+                                                   kSmallestCode<kHasMinimum> + 15.0f);
+      FP32Vec16 value = mul(code, splat(values[c].scale));
+      if (kHasMinimum) value = add(value, splat(values[c].minimum));
+      const FP32Vec16 error = sub(value, weight);
+      totals[c] = add(totals[c], mul(error, error));
     }
   }
-  for (int s = 0; s < kScales; ++s) errors[s] = reduce_sum(totals[s]);
+  for (int c = 0; c < kCount; ++c) errors[c] = reduce_sum(totals[c]);
 }
 
-float best_group_scale(const float* w) {
-  const float extreme = extreme_of_group(w);
-  float scales[kCandidates], errors[kCandidates];
-  for (int i = 0; i < kCandidates; ++i) scales[i] = nearest_bf16(extreme / kExtremeCodes[i]);
-  for (int i = 0; i + kScalesAtOnce <= kCandidates; i += kScalesAtOnce)
-    squared_errors<kScalesAtOnce>(w, scales + i, errors + i);
-  constexpr int kLeft = kCandidates % kScalesAtOnce;
-  if constexpr (kLeft != 0) squared_errors<kLeft>(w, scales + kCandidates - kLeft, errors + kCandidates - kLeft);
-  float best = 0, smaller = std::numeric_limits<float>::infinity();
-  for (int i = 0; i < kCandidates; ++i) {
-    if (magnitude(scales[i]) < kMinScaledAbsmax) continue;
-    if (errors[i] < smaller) smaller = errors[i], best = scales[i];
+template <bool kHasMinimum>
+void list_candidates(const float* w, GroupValues* candidates) {
+  if constexpr (!kHasMinimum) {
+    const float extreme = extreme_of_group(w);
+    for (int c = 0; c < kCandidates; ++c) candidates[c] = {nearest_half(extreme / kExtremeCodes[c]), 0.0f};
+  } else {
+    float smallest = w[0], largest = w[0];
+    for (int64_t i = 1; i < kGroup; ++i) {
+      smallest = w[i] < smallest ? w[i] : smallest;
+      largest = w[i] > largest ? w[i] : largest;
+    }
+    for (int c = 0; c < kCandidates; ++c) {
+      const float low = kEndCodes[c][0], high = kEndCodes[c][1];
+      const float scale = nearest_half((largest - smallest) / (high - low));
+      candidates[c] = {scale, nearest_half(smallest - low * scale)};
+    }
   }
-  return best;
+}
+
+// Returns the candidate with the least squared error, the first of equal ones.
+template <bool kHasMinimum>
+GroupValues best_group_values(const float* w) {
+  GroupValues candidates[kCandidates];
+  float errors[kCandidates];
+  list_candidates<kHasMinimum>(w, candidates);
+  for (int c = 0; c + kCandidatesAtOnce <= kCandidates; c += kCandidatesAtOnce)
+    squared_errors<kHasMinimum, kCandidatesAtOnce>(w, candidates + c, errors + c);
+  constexpr int kLeft = kCandidates % kCandidatesAtOnce, kDone = kCandidates - kLeft;
+  if constexpr (kLeft != 0) squared_errors<kHasMinimum, kLeft>(w, candidates + kDone, errors + kDone);
+  int best = 0;
+  for (int c = 1; c < kCandidates; ++c) best = errors[c] < errors[best] ? c : best;
+  return candidates[best];
 }
 
 FD_INLINE void store_bytes(uint8_t* to, FP32Vec16 x) {
@@ -112,10 +149,13 @@ FD_INLINE void store_bytes(uint8_t* to, FP32Vec16 x) {
 }
 
 // Writes codes plus `offset` as bytes.
-void write_codes(const float* w, int64_t count, float scale, float smaller, float most, float offset, uint8_t* codes) {
-  const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
+template <bool kHasMinimum>
+void write_codes(const float* w, int64_t count, GroupValues values, float smaller, float most, float offset,
+                 uint8_t* codes) {
+  const float inverse = inverse_of(values.scale);
   for (int64_t i = 0; i < count; i += kLanes)
-    store_bytes(codes + i, add(codes_of(load(w + i), inverse, smaller, most), splat(offset)));
+    store_bytes(codes + i, add(codes_of<kHasMinimum>(load(w + i), inverse, values.minimum, smaller, most),
+                               splat(offset)));
 }
 
 // Joins the codes of eight k to a word, in place: bits 8 * i and 8 * i + 4 begin those of k = i and 4 + i.
@@ -129,28 +169,41 @@ void join_nibbles(uint8_t* codes, int64_t count) {
   }
 }
 
-// Quantizes the weights [padded_k] of one output; writes its scales to the panel and its words of codes to `codes`.
-template <Quantization q>
-void quantize_output(const float* w, int64_t k, int64_t padded_k, int64_t lane, uint8_t* codes, uint8_t* panel) {
-  if constexpr (has_four_bits(q)) {
-    auto* scales = reinterpret_cast<uint16_t*>(panel);
-    for (int64_t first = 0; first < k; first += kGroup) {
-      const float scale = best_group_scale(w + first);
-      write_codes(w + first, kGroup, scale, -8.0f, 7.0f, kOffset<q>, codes + first);
-      uint32_t bits;
-      std::memcpy(&bits, &scale, 4);
-      scales[first / kGroup * kPanel + lane] = static_cast<uint16_t>(bits >> 16);
-    }
-    join_nibbles(codes, padded_k);
-  } else {
-    const uint32_t largest = largest_magnitude_bits(w, k);
-    float scale;
-    std::memcpy(&scale, &largest, 4);
-    scale /= 127.0f;
-    if (scale < kMinScaledAbsmax) scale = 0;
-    write_codes(w, padded_k, scale, -127.0f, 127.0f, kOffset<q>, codes);
-    std::memcpy(panel + 4 * lane, &scale, 4);
+// Quantizes the weights [padded_k] of one output to 8 bits; writes its factor to the panel and its codes to `codes`.
+void quantize_to_8_bits(const float* w, int64_t k, int64_t padded_k, int64_t lane, uint8_t* codes, uint8_t* panel) {
+  float factor = ScalarLanes::from_bits(largest_magnitude_bits(w, k)) / 127.0f;
+  if (factor < kMinScaledAbsmax) factor = 0;
+  write_codes<false>(w, padded_k, {factor, 0.0f}, -127.0f, 127.0f, 128.0f, codes);
+  std::memcpy(panel + 4 * lane, &factor, 4);
+}
+
+// Does the same to 4 bits, and writes words of codes. The weights are divided by the factor in place.
+template <bool kHasMinimum>
+void quantize_to_4_bits(float* w, const QuantizedForm& form, int64_t k, int64_t padded_k, int64_t lane, uint8_t* codes,
+                        uint8_t* panel) {
+  float factor = ScalarLanes::from_bits(largest_magnitude_bits(w, k) & 0x7f800000u);
+  if (factor < kMinScaledAbsmax) factor = 0;
+  const float inverse = inverse_of(factor), padding = kHasMinimum ? w[k - 1] : 0.0f;
+  for (int64_t i = 0; i < padded_k; ++i) w[i] = (i < k ? w[i] : padding) * inverse;
+  auto* scales = reinterpret_cast<uint16_t*>(panel + kFactorBytes) + lane;
+  auto* minimums = reinterpret_cast<uint16_t*>(panel + kFactorBytes + scale_bytes(form, k)) + lane;
+  for (int64_t group = 0; group * kGroup < k; ++group) {
+    const float* weights = w + group * kGroup;
+    const GroupValues values = best_group_values<kHasMinimum>(weights);
+    write_codes<kHasMinimum>(weights, kGroup, values, kSmallestCode<kHasMinimum>, kSmallestCode<kHasMinimum> + 15.0f,
+                             -kSmallestCode<kHasMinimum>, codes + group * kGroup);
+    scales[group * kPanel] = half_bits(values.scale);
+    if (kHasMinimum) minimums[group * kPanel] = half_bits(values.minimum);
   }
+  join_nibbles(codes, padded_k);
+  std::memcpy(panel + 4 * lane, &factor, 4);
+}
+
+void quantize_output(float* w, const QuantizedForm& form, int64_t k, int64_t padded_k, int64_t lane, uint8_t* codes,
+                     uint8_t* panel) {
+  if (!has_four_bits(form.quantization)) return quantize_to_8_bits(w, k, padded_k, lane, codes, panel);
+  form.has_minimum ? quantize_to_4_bits<true>(w, form, k, padded_k, lane, codes, panel)
+                   : quantize_to_4_bits<false>(w, form, k, padded_k, lane, codes, panel);
 }
 
 // Writes the words of sixteen outputs [16][padded_k] as blocks of 64 bytes.
@@ -182,9 +235,12 @@ bool widen_output(const uint16_t* w, int64_t k, int64_t padded_k, float* wide) {
   return largest < 0x7f80;
 }
 
-template <Quantization q>
-bool pack_as(const PackQuantizedArgs& a) {
-  const int64_t panel_bytes = quantized_panel_bytes(q, a.k);
+}  // namespace
+
+// The packed weights do not depend on how rows are quantized.
+bool pack_quantized(const PackQuantizedArgs& a) {
+  const Quantization q = a.form.quantization;
+  const int64_t panel_bytes = quantized_panel_bytes(a.form, a.k), header = header_bytes(a.form, a.k);
   const int64_t padded_k = (a.k + kGroup - 1) / kGroup * kGroup;
   bool all_finite = true;
   parallel_for(num_panels(a.n, a.gated), a.n * a.k >= kMinParallelProducts, [&](int64_t index) {
@@ -193,26 +249,19 @@ bool pack_as(const PackQuantizedArgs& a) {
         static_cast<float*>(thread_scratch(static_cast<size_t>(padded_k * (4 + kPanel + 2 * kPanel)), Scratch::kTile));
     auto* codes = reinterpret_cast<uint8_t*>(wide + padded_k);
     auto* transposed = reinterpret_cast<uint16_t*>(codes + kPanel * padded_k);
-    std::memset(codes, has_four_bits(q) ? 0x88 : 0x80, static_cast<size_t>(padded_k * kPanel));  // zero, plus kOffset
-    std::memset(panel, 0, static_cast<size_t>(scale_bytes(q, a.k)));
+    std::memset(codes, a.form.code_offset() * (has_four_bits(q) ? 0x11 : 1), static_cast<size_t>(padded_k * kPanel));
+    std::memset(panel, 0, static_cast<size_t>(header));
     const uint16_t* weights[kPanel];
     const PanelRows rows = rows_of_panel(index, a.n, a.gated);
     panel_row_pointers(a.pieces, rows.first, rows.count, a.k, transposed, weights);
     for (int64_t lane = 0; lane < rows.count; ++lane) {
       if (!widen_output(weights[lane], a.k, padded_k, wide))
         return __atomic_store_n(&all_finite, false, __ATOMIC_RELAXED);
-      quantize_output<q>(wide, a.k, padded_k, lane, codes + lane * padded_k, panel);
+      quantize_output(wide, a.form, a.k, padded_k, lane, codes + lane * padded_k, panel);
     }
-    write_blocks(codes, (a.k + block_k(q) - 1) / block_k(q), padded_k, panel + scale_bytes(q, a.k));
+    write_blocks(codes, num_code_blocks(q, a.k), padded_k, panel + header);
   });
   return all_finite;
-}
-
-}  // namespace
-
-// The packed weights do not depend on how rows are quantized.
-bool pack_quantized(const PackQuantizedArgs& a) {
-  return has_four_bits(a.quantization) ? pack_as<Quantization::kW4a8>(a) : pack_as<Quantization::kW8a8>(a);
 }
 
 }  // namespace FD_ISA

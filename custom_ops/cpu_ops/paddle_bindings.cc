@@ -90,34 +90,29 @@ void linear(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor
   fd::launch(args);
 }
 
-fd::Quantization quantization_at(const char* op, int64_t index) {
-  require(index >= 0 && index <= static_cast<int64_t>(fd::Quantization::kW4a8), op, "quantization", "0..3", index);
-  return static_cast<fd::Quantization>(index);
-}
-
 void pack_quantized(const std::vector<Tensor>& weights, Tensor& packed, const std::vector<int64_t>& begins,
-                    const std::vector<int64_t>& ends, bool is_transposed, int64_t quantization, bool gated) {
+                    const std::vector<int64_t>& ends, bool is_transposed, const std::vector<int64_t>& form, bool gated) {
   constexpr const char* op = "pack_linear";
-  const fd::Quantization kind = quantization_at(op, quantization);
+  const fd::QuantizedForm target_form = fd::quantized_form(op, form);
   const StoredWeight stored(op, weights, begins, ends, is_transposed);
   const Argument target{op, "packed", packed};
   Argument{op, "weight", weights[0]}.has_dtype(paddle::DataType::BFLOAT16);
   const int64_t n = outputs_of(op, stored.n, gated), k = stored.k;
-  target.has_dtype(paddle::DataType::UINT8).has_shape({fd::quantized_size(kind, n, k, gated)});
-  if (!fd::kernels().pack_quantized({stored.view(), target.data<uint8_t>(), n, k, gated, kind}))
+  target.has_dtype(paddle::DataType::UINT8).has_shape({fd::quantized_size(target_form, n, k, gated)});
+  if (!fd::kernels().pack_quantized({stored.view(), target.data<uint8_t>(), n, k, gated, target_form}))
     fd::raise_invalid(op, "weight", "finite values", "NaN or infinity");
 }
 
 void linear_quantized(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor>& bias,
                       const paddle::optional<Tensor>& residual, const paddle::optional<Tensor>& norm, Tensor& out,
-                      int64_t n, int64_t k, bool gated, float eps, int64_t quantization, int64_t num_rows) {
-  const fd::Quantization kind = quantization_at("linear", quantization);
+                      int64_t n, int64_t k, bool gated, float eps, const std::vector<int64_t>& form, int64_t num_rows) {
+  fd::QuantizedLinearArgs args{};
+  args.form = fd::quantized_form("linear", form);
   Argument{"linear", "x", x}.has_dtype(paddle::DataType::BFLOAT16);
   Argument{"linear", "weight", packed}
       .has_dtype(paddle::DataType::UINT8)
-      .has_shape({fd::quantized_size(kind, n, k, gated)});
-  fd::QuantizedLinearArgs args{};
-  args.rows = num_rows, args.n = n, args.k = k, args.gated = gated, args.eps = eps, args.quantization = kind;
+      .has_shape({fd::quantized_size(args.form, n, k, gated)});
+  args.rows = num_rows, args.n = n, args.k = k, args.gated = gated, args.eps = eps;
   fill_linear(args, x, packed, bias, residual, norm, out);
   fd::launch(args);
 }
@@ -268,14 +263,14 @@ PD_BUILD_OP(fd_pack_quantized)
     .Inputs({paddle::Vec("weights"), "packed"})
     .Outputs({"packed_"})
     .Attrs({"begins: std::vector<int64_t>", "ends: std::vector<int64_t>", "is_transposed: bool",
-            "quantization: int64_t", "gated: bool"})
+            "form: std::vector<int64_t>", "gated: bool"})
     .SetInplaceMap({{"packed", "packed_"}})
     .SetKernelFn(PD_KERNEL(pack_quantized));
 
 PD_BUILD_OP(fd_linear_quantized)
     .Inputs({"x", "weight", paddle::Optional("bias"), paddle::Optional("residual"), paddle::Optional("norm"), "out"})
     .Outputs({"out_"})
-    .Attrs({"n: int64_t", "k: int64_t", "gated: bool", "eps: float", "quantization: int64_t", "num_rows: int64_t"})
+    .Attrs({"n: int64_t", "k: int64_t", "gated: bool", "eps: float", "form: std::vector<int64_t>", "num_rows: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(linear_quantized));
 

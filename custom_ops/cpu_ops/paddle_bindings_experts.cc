@@ -80,7 +80,7 @@ void route(const Tensor& hidden, const Tensor& norm, const Tensor& gate, const p
 }
 
 int64_t packed_elements(const fd::ExpertMatrices& m, int64_t outputs, int64_t inputs) {
-  return m.is_quantized ? fd::quantized_size(m.quantization, outputs, inputs, m.gated)
+  return m.is_quantized ? fd::quantized_size(m.form, outputs, inputs, m.gated)
                         : fd::packed_size(outputs, inputs, m.gated);
 }
 
@@ -91,16 +91,17 @@ const uint8_t* matrices_data(const Argument& packed, const fd::ExpertMatrices& m
   return packed.has_shape({count * packed_elements(m, outputs, inputs)}).data<uint8_t>();
 }
 
-// Describes the matrices of all experts for rows of a dtype. `quantization` is -1 for none.
+// Describes the matrices of all experts for rows of a dtype. `form` is empty if they are not quantized.
 fd::ExpertMatrices expert_matrices(const char* op, const Tensor& packed, const Tensor& rows, int64_t num_experts,
-                                   int64_t outputs, int64_t inputs, bool gated, int64_t quantization) {
+                                   int64_t outputs, int64_t inputs, bool gated,
+                                   const std::vector<int64_t>& form) {
   require(num_experts >= 1 && num_experts <= fd::kMaxExperts, op, "num_experts", "1 to 1024", num_experts);
   fd::ExpertMatrices m{};
   m.num_experts = num_experts, m.outputs = outputs, m.inputs = inputs, m.gated = gated;
   m.dtype = Argument{op, "rows", rows}.float_dtype();
-  m.is_quantized = quantization >= 0;
+  m.is_quantized = !form.empty();
   if (m.is_quantized) {
-    m.quantization = enumerator(op, "quantization", quantization, fd::Quantization::kW4a8);
+    m.form = fd::quantized_form(op, form);
     Argument{op, "rows", rows}.has_dtype(DataType::BFLOAT16);
   }
   m.packed = matrices_data({op, "matrices", packed}, m, rows.dtype(), num_experts, outputs, inputs);
@@ -127,10 +128,10 @@ void fill_lists(const char* op, const Tensor& starts, const Tensor& entries, int
 void experts_up(const Tensor& normed, const Tensor& starts, const Tensor& entries, const Tensor& packed,
                 Tensor& activated, const paddle::optional<Tensor>& shared,
                 const paddle::optional<Tensor>& shared_activated, int64_t num_experts, int64_t outputs, int64_t inputs,
-                int64_t quantization, int64_t shared_outputs, int64_t num_chosen, int64_t num_rows) {
+                const std::vector<int64_t>& form, int64_t shared_outputs, int64_t num_chosen, int64_t num_rows) {
   constexpr const char* op = "experts_up";
   fd::ExpertsUpArgs args{};
-  args.matrices = expert_matrices(op, packed, normed, num_experts, outputs, inputs, true, quantization);
+  args.matrices = expert_matrices(op, packed, normed, num_experts, outputs, inputs, true, form);
   fill_lists(op, starts, entries, num_rows, num_chosen, args);
   const auto dtype = normed.dtype();
   args.normed = Argument{op, "normed", normed}.has_capacity({num_rows, inputs}).data();
@@ -150,11 +151,11 @@ void experts_up(const Tensor& normed, const Tensor& starts, const Tensor& entrie
 void experts_down(const Tensor& activated, const Tensor& starts, const Tensor& entries, const Tensor& weights,
                   const Tensor& packed, Tensor& hidden, const paddle::optional<Tensor>& shared,
                   const paddle::optional<Tensor>& shared_activated, const paddle::optional<Tensor>& shared_sum,
-                  int64_t num_experts, int64_t outputs, int64_t inputs, int64_t quantization, int64_t shared_inputs,
+                  int64_t num_experts, int64_t outputs, int64_t inputs, const std::vector<int64_t>& form, int64_t shared_inputs,
                   int64_t num_chosen, int64_t num_rows) {
   constexpr const char* op = "experts_down";
   fd::ExpertsDownArgs args{};
-  args.matrices = expert_matrices(op, packed, activated, num_experts, outputs, inputs, false, quantization);
+  args.matrices = expert_matrices(op, packed, activated, num_experts, outputs, inputs, false, form);
   fill_lists(op, starts, entries, num_rows, num_chosen, args);
   const auto dtype = activated.dtype();
   args.activated = Argument{op, "activated", activated}.has_capacity({num_rows * num_chosen, inputs}).data();
@@ -192,7 +193,7 @@ PD_BUILD_OP(fd_experts_up)
     .Inputs({"normed", "starts", "entries", "matrices", "activated", paddle::Optional("shared"),
              paddle::Optional("shared_activated")})
     .Outputs({"activated_"})
-    .Attrs({"num_experts: int64_t", "outputs: int64_t", "inputs: int64_t", "quantization: int64_t",
+    .Attrs({"num_experts: int64_t", "outputs: int64_t", "inputs: int64_t", "form: std::vector<int64_t>",
             "shared_outputs: int64_t", "num_chosen: int64_t", "num_rows: int64_t"})
     .SetInplaceMap({{"activated", "activated_"}})
     .SetKernelFn(PD_KERNEL(experts_up));
@@ -201,7 +202,7 @@ PD_BUILD_OP(fd_experts_down)
     .Inputs({"activated", "starts", "entries", "weights", "matrices", "hidden", paddle::Optional("shared"),
              paddle::Optional("shared_activated"), paddle::Optional("shared_sum")})
     .Outputs({"hidden_"})
-    .Attrs({"num_experts: int64_t", "outputs: int64_t", "inputs: int64_t", "quantization: int64_t",
+    .Attrs({"num_experts: int64_t", "outputs: int64_t", "inputs: int64_t", "form: std::vector<int64_t>",
             "shared_inputs: int64_t", "num_chosen: int64_t", "num_rows: int64_t"})
     .SetInplaceMap({{"hidden", "hidden_"}})
     .SetKernelFn(PD_KERNEL(experts_down));

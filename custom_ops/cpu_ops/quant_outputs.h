@@ -14,7 +14,9 @@ constexpr int kOutputPanels = 4;  // panels that are written together, at most
 // Sums of a block of rows and of panels from `panel` on.
 struct BlockSums {
   const FP32Vec16 (*totals)[kOutputPanels];  // [rows]
-  const float* scales;                       // [rows]
+  const float* scales;                       // [rows], or null: 1
+  const uint8_t* factors;                    // of the first panel [16], or null: 1; panel_bytes from one to the next
+  int64_t panel_bytes;
   int64_t row, rows, panel, panels;
 };
 
@@ -28,7 +30,9 @@ FD_INLINE void prefetch_outputs(const LinearArgs& a, int64_t row, int64_t panel,
 
 // Returns the scaled sum of one row and panel plus the bias.
 FD_INLINE FP32Vec16 biased_sum(const LinearArgs& a, const BlockSums& s, int64_t r, int64_t v) {
-  const FP32Vec16 sum = mul(s.totals[r][v], splat(s.scales[r]));
+  FP32Vec16 sum = s.totals[r][v];
+  if (s.factors != nullptr) sum = mul(sum, load(reinterpret_cast<const float*>(s.factors + v * s.panel_bytes)));
+  if (s.scales != nullptr) sum = mul(sum, splat(s.scales[r]));
   if (a.bias == nullptr) return sum;
   const PanelRows outputs = rows_of_panel(s.panel + v, a.n, a.gated);
   const auto* bias = static_cast<const uint16_t*>(a.bias) + outputs.first;

@@ -3,8 +3,9 @@
 // those of one row.
 //
 // pack_quantized writes blocks of 64 bytes:
-//   8 bits  [16 outputs][4 k] bytes, code + 128
-//   4 bits  [16 outputs] 32-bit words of eight k, code + 8: bit 8 * i starts k = i, bit 8 * i + 4 starts k = 4 + i
+//   8 bits  [16 outputs][4 k] bytes
+//   4 bits  [16 outputs] 32-bit words of eight k: bit 8 * i starts k = i, bit 8 * i + 4 starts k = 4 + i
+// A stored integer is a code plus QuantizedForm::code_offset().
 //
 // Row codes have 8 bits, or 16 bits in formats with has_16_bit_rows. Where instructions multiply bytes, a 16-bit code
 // is split into two limbs of signed bytes, 256 * high + low.
@@ -229,27 +230,36 @@ FD_INLINE void accumulate_products(INT32Vec16 (&sums)[MR][NV], const RowQuad* x,
 template <Quantization kQuantization>
 constexpr int kLimbs = has_16_bit_rows(kQuantization) ? kLimbsOf16Bits : 1;
 
-// Consecutive k whose products are added as integers before the sum is converted to fp32: those of common/quant.h, or,
+// Whether sums of pieces are joined in fp32, part by part; wint8 without groups sums longer pieces.
+constexpr bool joins_pieces(Quantization q) { return q != Quantization::kWint8; }
+
+// Consecutive k whose products are added as integers before the sum is converted to fp32: a piece of common/quant.h, or,
 // where the limbs of wint8 are summed apart, as many as cannot overflow int32.
 template <Quantization kQuantization>
-constexpr int64_t kIntegerGroup =
-    has_four_bits(kQuantization) || kLimbs<kQuantization> == 1 ? sum_length(kQuantization) : 1 << 16;
+constexpr int64_t kSumLength = joins_pieces(kQuantization)          ? kPiece
+                               : kLimbs<kQuantization> == 1 ? kWint8Piece
+                                                                : 1 << 16;
 
-// Calls body(Format<quantization>()), so that the quantization is a compile-time constant there.
+// RowQuads of a row, which is padded to whole blocks of the weight.
+constexpr int64_t quads_per_row(Quantization q, int64_t k) { return num_code_blocks(q, k) * block_k(q) / 4; }
+
+// Calls body(Format<kernel of the form>()), so that it is a compile-time constant there.
 template <Quantization kQuantization>
 struct Format {
   static constexpr Quantization value = kQuantization;
 };
 
 template <class Body>
-static inline auto dispatch_format(Quantization quantization, Body&& body) {
-  switch (quantization) {
+static inline auto dispatch_format(const QuantizedForm& form, Body&& body) {
+  switch (form.kernel()) {
     case Quantization::kWint8:
       return body(Format<Quantization::kWint8>());
     case Quantization::kWint4:
       return body(Format<Quantization::kWint4>());
     case Quantization::kW8a8:
       return body(Format<Quantization::kW8a8>());
+    case Quantization::kWint8Pieces:
+      return body(Format<Quantization::kWint8Pieces>());
     default:
       return body(Format<Quantization::kW4a8>());
   }

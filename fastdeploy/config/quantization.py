@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastdeploy.config.flag import Flag, check_fields, choice
 from fastdeploy.core.errors import ConfigError, did_you_mean
 
-FORMATS = ("none", "wint8", "wint4", "w8a8", "w4a8")
+FORMATS = ("none", "wint8", "wint4", "wint4_min", "w8a8", "w4a8", "w4a8_min")
 _CACHE_FORMAT, _CACHE_PART = "kvcache", "kv_cache_quant_type"  # FastDeploy 2.x's names for a quantized KV cache
-_EIGHT_BITS = {"wint4": "wint8", "w4a8": "w8a8"}
+_EIGHT_BITS = {"wint4": "wint8", "wint4_min": "wint8", "w4a8": "w8a8", "w4a8_min": "w8a8"}
 """Format of four bits -> the format of the parts in which four bits cost more quality per byte saved."""
 _MTP_HEAD = "w4a8"
 _METHOD, MIXED = "quantization", "mix_quant"  # FastDeploy 2.x's key, and its value for a format per kind of layer

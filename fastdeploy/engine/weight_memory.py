@@ -14,7 +14,7 @@ from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weights import expected_shapes
-from fastdeploy.ops.linear import GROUP, NO_QUANTIZATION
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, PANEL
 from fastdeploy.ops.registry import selected_backend
 
 PARTS = ("experts", "mlp", "attention", "head", "other")
@@ -100,9 +100,7 @@ def _tensor_bytes(shape: tuple[int, ...], quantization: str, value_bytes: int) -
     if quantization == NO_QUANTIZATION:
         return prod(shape) * value_bytes
     num_outputs, num_inputs = shape
-    if quantization in ("wint4", "w4a8"):
-        return num_outputs * (num_inputs // 2 + 2 * -(-num_inputs // GROUP))  # a bf16 scale per group
-    return num_outputs * (num_inputs + 4)  # an fp32 scale per output
+    return -(-num_outputs * FORMS[quantization].panel_bytes(num_inputs) // PANEL)
 
 
 def _describe(sizes: Mapping[str, int]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fastdeploy.ops.linear import NO_QUANTIZATION
+from fastdeploy.ops.quantized_form import FORMS, fields_of
 from fastdeploy.ops.registry import selected_backend
 
 DATA, BIAS = "data", "bias"  # names of tensors
@@ -71,7 +71,7 @@ class ExpectedGate:
 
 @dataclass(frozen=True)
 class ExpectedLinear:
-    """A linear layer; the attributes are those of `PackedLinear`."""
+    """A linear layer; `quantization` is a name of FORMS or "none", the other attributes are those of `PackedLinear`."""
 
     in_features: int
     out_features: int
@@ -97,7 +97,7 @@ class ExpectedLinear:
 
 @dataclass(frozen=True)
 class ExpectedExperts:
-    """One projection of all experts of a layer; the attributes are those of `PackedExperts`."""
+    """One projection of all experts of a layer; the attributes are those of `ExpectedLinear` and `PackedExperts`."""
 
     num_experts: int
     in_features: int
@@ -119,11 +119,12 @@ class ExpectedExperts:
 
 
 def _fields(weight: ExpectedLinear | ExpectedExperts) -> dict[str, Any]:
-    names = ("in_features", "out_features", "dtype", "quantization", "is_gated")
-    return {name: getattr(weight, name) for name in names}
+    fields = {name: getattr(weight, name) for name in ("in_features", "out_features", "dtype", "is_gated")}
+    return fields | fields_of(weight.quantization)
 
 
 def _packed(weight: ExpectedLinear | ExpectedExperts, count: int) -> TensorForm:
     """Return the form of several packed weights, one after the other."""
-    size = selected_backend().packed_size(weight.out_features, weight.in_features, weight.quantization, weight.is_gated)
-    return (count * size,), (weight.dtype if weight.quantization == NO_QUANTIZATION else "uint8",)
+    form = FORMS.get(weight.quantization)
+    size = selected_backend().packed_size(weight.out_features, weight.in_features, form, weight.is_gated)
+    return (count * size,), (weight.dtype if form is None else "uint8",)

@@ -19,8 +19,9 @@ from fastdeploy.models.mlp_part import down_spec, gate_up_spec
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, WeightLoader
 from fastdeploy.ops.experts import PackedExperts, Router, SharedExpert, pack_experts, pack_gate
-from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, WeightPiece
+from fastdeploy.ops.linear import PackedLinear, WeightPiece
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION, form_of
 from fastdeploy.ops.registry import selected_backend
 
 _VALUES_AT_ONCE = 1 << 22  # of experts that are read together, per thread
@@ -77,7 +78,7 @@ class ExpertsWeights:
             return None
         gate_up, down = self.shared
         activated = buffers.scratch("shared expert", gate_up.out_features)
-        if gate_up.quantization == self.gate_up.quantization:
+        if form_of(gate_up) == form_of(self.gate_up):
             return SharedExpert(gate_up, down, activated)
         return SharedExpert(gate_up, down, activated, buffers.scratch("summed", down.out_features, dtype="float32"))
 

@@ -17,7 +17,8 @@ from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.packed_store import PackedStore, Progress
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import WeightSource, listed
-from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, pack_linear
+from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import paddle
 from numpy.typing import DTypeLike, NDArray
 
 from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
+from fastdeploy.ops.quantized_form import QuantizedForm
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -216,7 +217,7 @@ class Backend(ABC):
         """
         raise NotImplementedError(f"backend {self.device}: KV blocks do not move between engines")
 
-    def packed_size(self, out_features: int, in_features: int, quantization: str, is_gated: bool) -> int:
+    def packed_size(self, out_features: int, in_features: int, form: QuantizedForm | None, is_gated: bool) -> int:
         """Return the number of elements of the packed weight of a linear layer; bytes if it is quantized.
 
         Raises:

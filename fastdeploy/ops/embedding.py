@@ -8,7 +8,8 @@ import numpy as np
 import paddle
 
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear
+from fastdeploy.ops.linear import PackedLinear
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION
 from fastdeploy.ops.reference import gather as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
 

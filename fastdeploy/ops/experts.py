@@ -21,8 +21,9 @@ import paddle
 from fastdeploy.config.experts_config import RouterRule
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, WeightPiece
+from fastdeploy.ops.linear import PackedLinear, WeightPiece
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION
 from fastdeploy.ops.reference import experts as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
 
@@ -112,7 +113,7 @@ class PackedExperts:
     Attributes:
         data: the packed weights, expert after expert; only the backend that packed them knows their layout.
         num_experts, in_features, out_features: E, K and N.
-        dtype, quantization, is_gated: as in PackedLinear.
+        dtype, quantization, is_gated, group_size, has_minimum: as in PackedLinear.
     """
 
     data: paddle.Tensor
@@ -122,6 +123,8 @@ class PackedExperts:
     dtype: str
     quantization: str = NO_QUANTIZATION
     is_gated: bool = False
+    group_size: int = 0
+    has_minimum: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -320,7 +323,7 @@ _CASES = [
     ),
     *(
         _Case(rows, 264, 136, 16, 144, "bfloat16", _SOFTMAX, quantization, is_shared_apart=rows == 5)
-        for quantization in QUANTIZATIONS
+        for quantization in FORMS
         for rows in (1, 5, 21)
     ),
 ]

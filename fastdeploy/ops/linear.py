@@ -4,14 +4,16 @@
 The formats `wint8`, `wint4`, `w8a8` and `w4a8` store integer codes and scales instead of bf16 values:
 
 - Weights of 8 bits: codes -127..127; the scale of each output is absmax / 127.
-- Weights of 4 bits: codes -8..7; each output has a bf16 scale per group of 128 inputs, chosen from seven candidates for
-  the smallest squared error.
+- Weights of 4 bits: codes -8..7 and a scale for each group of 32 inputs of an output; `wint4_min` and `w4a8_min` have
+  codes 0..15, and a minimum beside each scale. Both are the candidates with the smallest squared error among seven.
 
 The inputs of each row are converted to integers as well:
 
-- `w8a8` and `w4a8`: codes -127..127 with the scale absmax / 127.
+- `w8a8` and `w4a8`: codes -127..127 with the scale absmax / 127 of each 32 inputs.
 - `wint8` and `wint4`: 16-bit codes whose scale is a power of two. They keep every bit of bf16 inputs down to 1/128 of
   the row's absmax.
+
+custom_ops/common/quant.h has the exact definition.
 
 A layer can apply RMSNorm to its inputs. A gated layer computes two halves, gate and up, and writes silu(gate) * up; the
 activation is computed from the fp32 sums before any rounding.
@@ -25,12 +27,9 @@ import paddle
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION
 from fastdeploy.ops.reference import linear as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
-
-QUANTIZATIONS = ("wint8", "wint4", "w8a8", "w4a8")  # the order of Quantization in custom_ops/cpu_ops/kernels.h
-NO_QUANTIZATION = "none"
-GROUP = 128  # inputs that share a scale in 4-bit formats
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ class PackedLinear:
         dtype: "bfloat16" or "float32": dtype of the bias and the inputs, and of the weight unless it is quantized.
         quantization: "none" or one of QUANTIZATIONS.
         is_gated: `linear` writes silu(gate) * up, where gate and up have out_features columns each.
+        group_size, has_minimum: as in `QuantizedForm`, if it is quantized.
     """
 
     data: paddle.Tensor
@@ -74,6 +74,8 @@ class PackedLinear:
     dtype: str
     quantization: str = NO_QUANTIZATION
     is_gated: bool = False
+    group_size: int = 0
+    has_minimum: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -95,7 +97,7 @@ def pack_linear(
             [2 * out_features, in_features]: the rows of gate, then those of up. Alternatively the pieces of this matrix
             in order, of one dtype, either all transposed or none.
         bias: [out_features], or [2 * out_features] if gated; dtype of weight.
-        quantization: "none", or one of QUANTIZATIONS for a finite bfloat16 weight.
+        quantization: "none", or one of FORMS for a finite bfloat16 weight.
         is_gated: the layer holds gate and up of a feed-forward block.
 
     Raises:
@@ -129,8 +131,8 @@ def linear(
     """Write out = norm(x) @ weight.T + bias + residual for the first `num_rows` rows.
 
     Each output is accumulated in fp32 over in_features in order. With a quantized weight, the terms are exact integer
-    sums over each group, times the scales. Then the bias is added, the gate applied and the residual added in fp32, and
-    the result is rounded once. The result of a row does not depend on num_rows.
+    sums over some inputs, times the scales. Then the bias is added, the gate applied and the residual added in fp32,
+    and the result is rounded once. The result of a row does not depend on num_rows.
 
     Args:
         x: [capacity, in_features], dtype of w.
@@ -172,8 +174,8 @@ def check_pieces(pieces: Sequence[WeightPiece], bias: paddle.Tensor | None, quan
         raise ValueError(f"pack_linear: weight: expected dtype bfloat16 or float32, got {dtype_name(weight)}")
     if quantization == NO_QUANTIZATION:
         return
-    if quantization not in QUANTIZATIONS:
-        expected = ", ".join((NO_QUANTIZATION, *QUANTIZATIONS))
+    if quantization not in FORMS:
+        expected = ", ".join((NO_QUANTIZATION, *FORMS))
         raise ValueError(f"pack_linear: quantization: expected one of {expected}, got {quantization!r}")
     if dtype_name(weight) != "bfloat16":
         raise ValueError(f"pack_linear: weight: expected dtype bfloat16 for {quantization}, got {dtype_name(weight)}")
@@ -232,7 +234,7 @@ _LINEAR = register(
         + [
             example if _gpu_takes("bfloat16", sizes[2]) else cpu_only(example)
             for is_gated in (False, True)
-            for quantization in QUANTIZATIONS
+            for quantization in FORMS
             for out_dtype, sizes, extras in (
                 ("float32", (1, 64, 64), False),
                 ("bfloat16", (7, 80, 133), True),

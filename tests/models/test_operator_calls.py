@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.ops.linear import QUANTIZATIONS
+from fastdeploy.ops.quantized_form import FORMS
 from tests.models.model_driver import GOLDEN_NAMES, Driver, load_golden
 from tests.ops.operator_calls import record_operator_calls
 
 MIXED = "wint4"  # with experts: four bits in the experts, eight in the rest
 MODELS = [
     *((name, "float32", "none") for name in GOLDEN_NAMES),
-    *(("qwen3", "bfloat16", q) for q in QUANTIZATIONS),
+    *(("qwen3", "bfloat16", q) for q in FORMS),
     *((name, "bfloat16", MIXED) for name in ("ernie4_5_moe", "qwen3_moe")),
 ]
 BESIDE_LAYERS = 3  # the index arrays, the embedding and the final norm

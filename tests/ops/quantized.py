@@ -11,7 +11,8 @@ import paddle
 from numpy.typing import NDArray
 
 from fastdeploy.ops.backends.cpu import library
-from fastdeploy.ops.linear import QUANTIZATIONS, PackedLinear
+from fastdeploy.ops.linear import PackedLinear
+from fastdeploy.ops.quantized_form import form_of
 
 HERE = Path(__file__).resolve().parent
 
@@ -30,9 +31,11 @@ def quantized_sums(x: paddle.Tensor, w: PackedLinear) -> NDArray[np.float32]:
         x: [rows, k] bfloat16.
         w: from `pack_linear` of the CPU; its bias is not added.
     """
+    form = form_of(w)
+    assert form is not None
     rows, n, k = x.shape[0], w.out_features, w.in_features
     out = np.empty([rows, 2 * n if w.is_gated else n], np.float32)
-    sizes = map(ctypes.c_int64, (QUANTIZATIONS.index(w.quantization), rows, n, k, w.is_gated))
+    sizes = map(ctypes.c_int64, (*form.as_list(), rows, n, k, w.is_gated))
     addresses = ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(w.data.data_ptr())
     load_definition().fd_quantized_sums(*addresses, *sizes, ctypes.c_void_p(out.ctypes.data))
     return out

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, linear, pack_linear
+from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION
 from fastdeploy.ops.sampling import RowStatus, SamplingBatch, sample
 from tests.ops.sampling_rows import RowOptions, batch_of, logits_of, random_logits, random_options, results_of
 
@@ -134,7 +135,7 @@ def test_rows_after_a_rejected_draft_are_skipped() -> None:
     )
 
 
-@pytest.mark.parametrize("quantization", [NO_QUANTIZATION, *QUANTIZATIONS])
+@pytest.mark.parametrize("quantization", [NO_QUANTIZATION, *FORMS])
 @pytest.mark.parametrize("vocab_size", [48, 4700])
 def test_every_row_count_and_format_writes_the_maxima_of_every_block(quantization: str, vocab_size: int) -> None:
     max_rows, weight = 45, pack_linear(random_rows(vocab_size, 96, "bfloat16", 1), None, quantization)

@@ -21,15 +21,16 @@ from fastdeploy.ops.experts import (
     pack_gate,
     route,
 )
-from fastdeploy.ops.linear import QUANTIZATIONS, WeightPiece, linear, pack_linear
+from fastdeploy.ops.linear import WeightPiece, linear, pack_linear
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.quantized_form import FORMS
 from fastdeploy.ops.reference.experts import choose_experts
 from tests.ops.bits import assert_same_bits, bits
 from tests.ops.test_row_independence import BLOCK, INTERLEAVED, around
 
 HIDDEN, WIDTH, SHARED_WIDTH, NUM_EXPERTS = 136, 72, 40, 20  # of which no one is a multiple of a panel
 ROWS = sorted({*range(1, 21), *around([BLOCK, INTERLEAVED, 2 * BLOCK, 64])})
-FORMATS = [("float32", "none"), ("bfloat16", "none"), *(("bfloat16", kind) for kind in QUANTIZATIONS)]
+FORMATS = [("float32", "none"), ("bfloat16", "none"), *(("bfloat16", kind) for kind in FORMS)]
 TWO = RouterRule(2, "softmax", normalisation="clamp", epsilon=1e-12)
 GROUPS = RouterRule(3, "sigmoid", 4, 2, "two_largest", "add", 1e-20, 2.5)
 

@@ -13,8 +13,9 @@ from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.graph import CapturedGraph
-from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
+from fastdeploy.ops.linear import linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
+from fastdeploy.ops.quantized_form import FORMS
 from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
 
@@ -150,7 +151,7 @@ def test_an_error_ends_the_capture() -> None:
     np.testing.assert_array_equal(scratch.numpy(), TABLE.numpy()[IDS.numpy()])
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_quantized_layers_are_replayed_for_fewer_rows(quantization: str) -> None:
     weight = pack_linear(random_rows(40, 24, "bfloat16", 1), None, quantization)
     x, called, replayed = random_rows(ROWS, 24, "bfloat16", 2), paddle.zeros([ROWS, 40]), paddle.zeros([ROWS, 40])

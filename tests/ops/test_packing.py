@@ -10,9 +10,10 @@ import pytest
 from fastdeploy.ops.backends.cpu.backend import BACKEND
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.experts import PackedExperts, pack_experts, pack_gate
-from fastdeploy.ops.linear import QUANTIZATIONS, PackedLinear, WeightPiece, pack_linear
+from fastdeploy.ops.linear import PackedLinear, WeightPiece, pack_linear
+from fastdeploy.ops.quantized_form import FORMS
 
-FORMATS = [("float32", "none"), ("bfloat16", "none"), *(("bfloat16", kind) for kind in QUANTIZATIONS)]
+FORMATS = [("float32", "none"), ("bfloat16", "none"), *(("bfloat16", kind) for kind in FORMS)]
 SIZES = [(1, 1), (16, 64), (37, 33), (96, 70), (530, 35)]
 
 

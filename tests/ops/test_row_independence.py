@@ -10,8 +10,9 @@ import paddle
 import pytest
 
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
+from fastdeploy.ops.linear import linear, pack_linear
 from fastdeploy.ops.norm import NormParams, rms_norm
+from fastdeploy.ops.quantized_form import FORMS
 from tests.ops.bits import assert_same_bits, bits
 
 CPU_OPS = Path(__file__).resolve().parents[2] / "custom_ops" / "cpu_ops"
@@ -65,7 +66,7 @@ def test_linear(dtype: str, out_dtype: str, n: int, k: int, kind: int) -> None:
         assert_same_bits(bits(call(0, rows)), alone[:rows], f"linear {dtype} {n}x{k}, {rows} rows")
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize(("n", "k", "out_dtype"), [(64, 300, "float32"), (200, 331, "float32"), (1600, 40, "bfloat16")])
 def test_quantized_linear(quantization: str, n: int, k: int, out_dtype: str, is_gated: bool) -> None:
@@ -85,7 +86,7 @@ def test_quantized_linear(quantization: str, n: int, k: int, out_dtype: str, is_
         assert_same_bits(bits(call(0, rows)), alone[:rows], f"linear {quantization} {n}x{k}, {rows} rows")
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_rows_that_threads_prepare_together_have_the_bits_of_single_rows(quantization: str, has_norm: bool) -> None:
     n, k = 48, 1100
@@ -114,7 +115,7 @@ def test_a_residual_may_be_added_in_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *QUANTIZATIONS))]
+    ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *FORMS))]
 )
 @pytest.mark.parametrize("rows", [1, 9, 60])
 def test_a_norm_in_a_layer_has_the_bits_of_a_separate_norm(dtype: str, quantization: str, rows: int) -> None:
@@ -129,7 +130,7 @@ def test_a_norm_in_a_layer_has_the_bits_of_a_separate_norm(dtype: str, quantizat
 
 @pytest.mark.parametrize("k", [64, 97])
 @pytest.mark.parametrize(
-    ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *QUANTIZATIONS))]
+    ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *FORMS))]
 )
 def test_nan_and_infinity_do_not_leave_their_rows(dtype: str, quantization: str, k: int) -> None:
     weight = pack_linear(random_rows(80, k, dtype, 1), None, quantization)

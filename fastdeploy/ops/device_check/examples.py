@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy.ops import registry
-from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear
+from fastdeploy.ops.linear import PackedLinear
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION
 from fastdeploy.ops.registry import Example, Lookup
 
 OUTPUT = "out"  # the name of the parameter of what an operator only writes

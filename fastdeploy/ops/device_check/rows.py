@@ -14,8 +14,8 @@ from fastdeploy.ops.attention import make_attention_metadata
 from fastdeploy.ops.device_check.examples import wide
 from fastdeploy.ops.device_check.findings import ROWS, Finding, one_line
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION
 from fastdeploy.ops.registry import Lookup
 from fastdeploy.ops.rotary import HeadLayout
 
@@ -62,7 +62,7 @@ Cases = Iterator[tuple[str, Callable[[], str]]]
 
 
 def _linear_cases(lookup: Lookup, counts: Sequence[int]) -> Cases:
-    for quantization in (NO_QUANTIZATION, *QUANTIZATIONS):
+    for quantization in (NO_QUANTIZATION, *FORMS):
         for is_gated in (False, True):
             call = _linear_call(lookup, quantization, is_gated, max(counts))
             yield f"{quantization}{', gated' if is_gated else ''}", partial(find_difference, call, counts)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from fastdeploy.ops.experts import PackedExperts, RoutedRows, Router, RouterRule, SharedExpert
     from fastdeploy.ops.linear import PackedLinear, WeightPiece
 
+_SHARED_FIELDS = ("in_features", "out_features", "dtype", "quantization", "is_gated", "group_size", "has_minimum")
+"""Fields of both PackedExperts and PackedLinear."""
+
 
 def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
     """As fastdeploy.ops.experts.pack_gate; the packed weight is the weight."""
@@ -36,7 +39,7 @@ def pack_experts(
         packed.append(pack_linear(pieces, None, quantization, is_gated))
     first = packed[0]
     data = paddle.stack([one.data for one in packed])
-    return PackedExperts(data, len(packed), first.in_features, first.out_features, first.dtype, quantization, is_gated)
+    return PackedExperts(data, len(packed), **{name: getattr(first, name) for name in _SHARED_FIELDS})
 
 
 def route(hidden: paddle.Tensor, router: Router, routed: RoutedRows, num_rows: int) -> None:
@@ -153,12 +156,4 @@ def _touched(routed: RoutedRows) -> list[tuple[int, int, int]]:
 def _expert(packed: PackedExperts, expert: int) -> PackedLinear:
     from fastdeploy.ops.linear import PackedLinear
 
-    return PackedLinear(
-        packed.data[expert],
-        None,
-        packed.in_features,
-        packed.out_features,
-        packed.dtype,
-        packed.quantization,
-        packed.is_gated,
-    )
+    return PackedLinear(packed.data[expert], None, **{name: getattr(packed, name) for name in _SHARED_FIELDS})

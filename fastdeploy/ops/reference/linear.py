@@ -2,11 +2,12 @@
 """Linear layers in Paddle operators."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import paddle
 
+from fastdeploy.ops.quantized_form import FORMS, form_of
 from fastdeploy.ops.reference.norm import normalise
 from fastdeploy.ops.reference.quantization import dequantize_rows, dequantize_weight
 from fastdeploy.ops.registry import selected_backend
@@ -28,10 +29,12 @@ def pack_linear(
     if not isinstance(weight, paddle.Tensor):
         weight = paddle.concat([piece.rows() for piece in weight])
     n, k = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
-    data = weight if quantization == "none" else dequantize_weight(weight.astype("float32"), quantization)
+    form = FORMS.get(quantization)
+    data = weight if form is None else dequantize_weight(weight.astype("float32"), form)
     place = selected_backend().place
     data, bias = place(data), None if bias is None else place(bias)
-    return PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), quantization, is_gated)
+    packed = PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), is_gated=is_gated)
+    return packed if form is None else replace(packed, **asdict(form))
 
 
 def first_outputs(w: "PackedLinear", count: int) -> "PackedLinear":
@@ -52,8 +55,8 @@ def linear(
     if norm is not None:
         rows = normalise(rows, norm.weight, norm.eps).astype(x.dtype)
     rows = rows.astype("float32")
-    if w.quantization != "none":
-        rows = dequantize_rows(rows, w.quantization)
+    if (form := form_of(w)) is not None:
+        rows = dequantize_rows(rows, form.row_bits)
     total = paddle.matmul(rows, w.data.astype("float32"), transpose_y=True)
     if w.bias is not None:
         total = total + w.bias.astype("float32")

@@ -12,8 +12,9 @@ import pytest
 
 from fastdeploy.ops import registry
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import QUANTIZATIONS, PackedLinear, WeightPiece
+from fastdeploy.ops.linear import PackedLinear, WeightPiece
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.quantized_form import FORMS
 from fastdeploy.ops.reference import linear as reference
 from tests.ops.bits import assert_same_bits, bits
 from tests.ops.gpu.emulated import SEEDS, count, counts_on_device, emulate
@@ -60,7 +61,7 @@ def one_by_one(x: paddle.Tensor, w: PackedLinear, rows: Iterable[int], norm: Nor
     return np.concatenate([bits(run(x[row : row + 1], w, norm=norm)) for row in rows])
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize(("n", "k"), [(16, 8), (1, 64), (40, 136), (70, 1032), (33, 392), (64, 512)])
 def test_gpu_quantized_linear_has_the_bits_of_the_definition(quantization: str, n: int, k: int) -> None:
     defined, packed = pack(quantization, n, k)
@@ -70,7 +71,7 @@ def test_gpu_quantized_linear_has_the_bits_of_the_definition(quantization: str, 
         assert_same_bits(bits(run(x, packed, out_dtype, residual)), want, f"{rows} rows")
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_gpu_quantized_linear_has_them_for_every_number_of_rows(quantization: str) -> None:
     defined, packed = pack(quantization, 41, 264)
     x = rows_of_many_sizes(200, 264)
@@ -79,7 +80,7 @@ def test_gpu_quantized_linear_has_them_for_every_number_of_rows(quantization: st
         assert_same_bits(bits(run(x[:rows], packed, has_checks=rows < 34)), want[:rows], f"{rows} rows")
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_gpu_quantized_linear_has_them_in_large_tiles_and_in_any_order(quantization: str) -> None:
     defined, packed = pack(quantization, MANY_OUTPUTS, 264)
     for rows in (2, 17):
@@ -89,7 +90,7 @@ def test_gpu_quantized_linear_has_them_in_large_tiles_and_in_any_order(quantizat
             assert_same_bits(bits(run(x, packed, seed=seed)), want, f"{rows} rows, seed {seed}")
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_gpu_quantized_linear_of_504_rows(quantization: str) -> None:
     defined, packed = pack(quantization, 560, 264)
     x, residual = random_rows(504, 264, "bfloat16", 3), random_rows(504, 560, "bfloat16", 4)
@@ -97,7 +98,7 @@ def test_gpu_quantized_linear_of_504_rows(quantization: str) -> None:
     assert_same_bits(bits(run(x, packed, "bfloat16", residual, has_checks=False)), want, "504 rows")
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("n", [24, 37])
 def test_gpu_quantized_linear_with_norm_and_gate_is_close_to_the_reference(quantization: str, n: int) -> None:
     k, rows = 200, 35
@@ -113,7 +114,7 @@ def test_gpu_quantized_linear_with_norm_and_gate_is_close_to_the_reference(quant
         assert (np.abs(got - expected) <= 8e-3 * (1 + np.abs(expected))).all()
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_gpu_quantized_linear_gives_a_normed_row_the_same_bits_alone(quantization: str, is_gated: bool) -> None:
     _, packed = pack(quantization, 40, 264, is_gated)
@@ -127,7 +128,7 @@ def test_gpu_quantized_linear_gives_a_normed_row_the_same_bits_alone(quantizatio
     assert_same_bits(bits(run(normed, packed)), out, "rows normed before")
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("rows", [7, 40])
 def test_gpu_quantized_linear_of_rows_with_nan_or_infinity_is_nan(quantization: str, rows: int) -> None:
     defined, packed = pack(quantization, 40, 136)
@@ -140,7 +141,7 @@ def test_gpu_quantized_linear_of_rows_with_nan_or_infinity_is_nan(quantization: 
     assert_same_bits(bits(out)[~broken], want[~broken], "other rows")
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_gpu_quantized_linear_reads_the_number_of_rows_from_the_device(quantization: str) -> None:
     defined, packed = pack(quantization, 40, 136)
     x = random_rows(40, 136, "bfloat16", 3)
@@ -154,7 +155,7 @@ def test_gpu_quantized_linear_reads_the_number_of_rows_from_the_device(quantizat
         assert np.isnan(out.numpy()[rows:]).all()
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("rows", [2, 18])
 def test_gpu_quantized_linear_may_overwrite_its_inputs_and_its_residual(quantization: str, rows: int) -> None:
     _, packed = pack(quantization, 72, 72)
@@ -164,7 +165,7 @@ def test_gpu_quantized_linear_may_overwrite_its_inputs_and_its_residual(quantiza
     assert_same_bits(bits(x), want, "in place")
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 def test_gpu_first_outputs_of_a_quantized_layer(quantization: str) -> None:
     weight, x = random_rows(200, 136, "bfloat16", 1), random_rows(3, 136, "bfloat16", 3)
     packed = emulate()("pack_linear")(weight, None, quantization)
@@ -173,7 +174,7 @@ def test_gpu_first_outputs_of_a_quantized_layer(quantization: str) -> None:
     assert_same_bits(bits(run(x, first)), bits(run(x, packed))[:, :64], quantization)
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_gpu_packs_transposed_pieces_as_one_matrix(quantization: str, is_gated: bool) -> None:
     weight = random_rows(80, 136, "bfloat16", 1)
@@ -182,7 +183,7 @@ def test_gpu_packs_transposed_pieces_as_one_matrix(quantization: str, is_gated: 
     assert (packed.data.numpy() == expected.data.numpy()).all()
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", FORMS)
 @pytest.mark.parametrize("rows", [1, 8, 16, 17, 40])
 def test_gpu_quantized_linear_reads_the_weight_once_for_up_to_16_rows(quantization: str, rows: int) -> None:
     n, k = 96, 1024

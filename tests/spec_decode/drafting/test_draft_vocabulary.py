@@ -13,7 +13,8 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import QUANTIZATIONS, first_outputs, linear, pack_linear
+from fastdeploy.ops.linear import first_outputs, linear, pack_linear
+from fastdeploy.ops.quantized_form import FORMS
 from fastdeploy.spec_decode.drafting import draft_vocabulary
 from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary, draft_vocab_sizes
 from fastdeploy.spec_decode.drafting.drafter import Drafter
@@ -42,7 +43,7 @@ def test_smallest_size_that_covers_recent_tokens_is_best() -> None:
     assert vocabulary.best_index() == 1
 
 
-@pytest.mark.parametrize("quantization", ["none", *QUANTIZATIONS])
+@pytest.mark.parametrize("quantization", ["none", *FORMS])
 def test_first_outputs_of_a_layer_are_bit_identical(quantization: str) -> None:
     weight = pack_linear(random_rows(300, 64, "bfloat16", 1), None, quantization)
     rows = random_rows(3, 64, "bfloat16", 2)

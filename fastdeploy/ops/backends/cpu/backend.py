@@ -31,6 +31,7 @@ from fastdeploy.ops.backends.cpu.cache_pages import HostCachePages
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.backends.cpu.mapped_file import MappedFile
 from fastdeploy.ops.block_moves import BlockRegion
+from fastdeploy.ops.quantized_form import QuantizedForm
 
 _KERNELS: dict[str, Callable[..., Any]] = {
     "allocate_kv_cache": attention.allocate_kv_cache,
@@ -92,9 +93,9 @@ class CpuBackend(Backend):
         block_bytes = rows_per_block * rows.shape[1] * int(rows.element_size())
         return BlockRegion(rows.data_ptr(), num_blocks, 1, block_bytes, 0)
 
-    def packed_size(self, out_features: int, in_features: int, quantization: str, is_gated: bool) -> int:
+    def packed_size(self, out_features: int, in_features: int, form: QuantizedForm | None, is_gated: bool) -> int:
         """Return the number of elements of the packed weight of a linear layer."""
-        return linear.num_packed_elements(out_features, in_features, quantization, is_gated)
+        return linear.num_packed_elements(out_features, in_features, form, is_gated)
 
     def packed_gate_shape(self, num_experts: int, hidden_size: int) -> tuple[int, ...]:
         """Return the shape of the packed weight of a router."""

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import paddle
 
 from fastdeploy.ops.backends.cpu.library import run_native
-from fastdeploy.ops.backends.cpu.linear import PANEL, num_packed_elements, pack_into
+from fastdeploy.ops.backends.cpu.linear import num_packed_elements, pack_into
 from fastdeploy.ops.backends.cpu.memory import allocate_streamed
 from fastdeploy.ops.experts import (
     GROUP_SCORES,
@@ -20,7 +21,8 @@ from fastdeploy.ops.experts import (
     RouterRule,
     SharedExpert,
 )
-from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, WeightPiece, check_pieces, dtype_name, shape_of
+from fastdeploy.ops.linear import WeightPiece, check_pieces, dtype_name, shape_of
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, PANEL, form_of
 
 
 def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
@@ -43,20 +45,21 @@ def pack_experts(
     weights: Sequence[Sequence[WeightPiece]], quantization: str = NO_QUANTIZATION, is_gated: bool = False
 ) -> PackedExperts:
     """Pack each expert as `pack_linear` does, one after the other in one allocation."""
-    packed: paddle.Tensor | None = None
+    packed, form = None, FORMS.get(quantization)
     for index, pieces in enumerate(weights):  # each is read once
         check_pieces(pieces, None, quantization)
         shape = shape_of(pieces, is_gated)
         if packed is None:
             (n, k, dtype), first = shape, shape
-            size = num_packed_elements(n, k, quantization, is_gated)
-            packed = allocate_streamed([len(weights) * size], dtype if quantization == NO_QUANTIZATION else "uint8")
+            size = num_packed_elements(n, k, form, is_gated)
+            packed = allocate_streamed([len(weights) * size], dtype if form is None else "uint8")
         if shape != first:
             raise ValueError(f"pack_experts: weights: expected experts of {first}, got {shape}")
-        pack_into(packed[index * size : (index + 1) * size], pieces, quantization, is_gated)
+        pack_into(packed[index * size : (index + 1) * size], pieces, form, is_gated)
     if packed is None:
         raise ValueError("pack_experts: weights: expected at least one expert")
-    return PackedExperts(packed, len(weights), k, n, dtype, quantization, is_gated)
+    experts = PackedExperts(packed, len(weights), k, n, dtype, is_gated=is_gated)
+    return experts if form is None else replace(experts, **asdict(form))
 
 
 def route(hidden: paddle.Tensor, router: Router, routed: RoutedRows, num_rows: int) -> None:
@@ -140,8 +143,7 @@ def experts_down(
     )
 
 
-def _sizes(experts: PackedExperts) -> tuple[int, int, int, int]:
-    """Return the number, the outputs, the inputs and the format of packed experts, as the library takes them."""
-    is_quantized = experts.quantization != NO_QUANTIZATION
-    kind = QUANTIZATIONS.index(experts.quantization) if is_quantized else -1
-    return experts.num_experts, experts.out_features, experts.in_features, kind
+def _sizes(experts: PackedExperts) -> tuple[int, int, int, list[int]]:
+    """Return the number, the outputs, the inputs and the form of packed experts, as the library takes them."""
+    form = form_of(experts)
+    return experts.num_experts, experts.out_features, experts.in_features, [] if form is None else form.as_list()

@@ -4,24 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import paddle
 
 from fastdeploy.ops.backends.cpu.library import run_native
 from fastdeploy.ops.backends.cpu.memory import allocate_streamed
-from fastdeploy.ops.linear import (
-    GROUP,
-    NO_QUANTIZATION,
-    QUANTIZATIONS,
-    PackedLinear,
-    WeightPiece,
-    pieces_of,
-    shape_of,
-)
+from fastdeploy.ops.linear import PackedLinear, WeightPiece, pieces_of, shape_of
 from fastdeploy.ops.norm import NormParams
-
-PANEL = 16  # outputs of one packed panel, kPanel of custom_ops/cpu_ops/kernels.h
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, PANEL, QuantizedForm, form_of
 
 
 def pack_linear(
@@ -31,32 +22,30 @@ def pack_linear(
     is_gated: bool = False,
 ) -> PackedLinear:
     """Pack panels of 16 outputs, so that a kernel reads the weight in one sequential stream."""
-    pieces = pieces_of(weight)
+    pieces, form = pieces_of(weight), FORMS.get(quantization)
     n, k, dtype = shape_of(pieces, is_gated)
-    size = num_packed_elements(n, k, quantization, is_gated)
-    packed = allocate_streamed([size], dtype if quantization == NO_QUANTIZATION else "uint8")
-    pack_into(packed, pieces, quantization, is_gated)
-    return PackedLinear(packed, bias, k, n, dtype, quantization, is_gated)
+    size = num_packed_elements(n, k, form, is_gated)
+    packed = allocate_streamed([size], dtype if form is None else "uint8")
+    pack_into(packed, pieces, form, is_gated)
+    linear = PackedLinear(packed, bias, k, n, dtype, is_gated=is_gated)
+    return linear if form is None else replace(linear, **asdict(form))
 
 
-def num_packed_elements(n: int, k: int, quantization: str, is_gated: bool) -> int:
+def num_packed_elements(n: int, k: int, form: QuantizedForm | None, is_gated: bool) -> int:
     """Return the size of the packed weight of a layer with n outputs after the gate and k inputs."""
     num_panels = -(-n // PANEL) * (2 if is_gated else 1)
-    if quantization == NO_QUANTIZATION:
-        return num_panels * PANEL * ((k + 1) // 2 * 2)
-    return num_panels * _quantized_panel_bytes(k, quantization)
+    return num_panels * (PANEL * ((k + 1) // 2 * 2) if form is None else form.panel_bytes(k))
 
 
-def pack_into(packed: paddle.Tensor, pieces: Sequence[WeightPiece], quantization: str, is_gated: bool) -> None:
+def pack_into(packed: paddle.Tensor, pieces: Sequence[WeightPiece], form: QuantizedForm | None, is_gated: bool) -> None:
     """Write the packed weight to memory of num_packed_elements."""
     begins, ends = [piece.begin for piece in pieces], [piece.end for piece in pieces]
     stored = [piece.matrix.contiguous() for piece in pieces]
     is_transposed = pieces[0].is_transposed
-    if quantization == NO_QUANTIZATION:
+    if form is None:
         run_native("fd_pack_linear", stored, packed, begins, ends, is_transposed, is_gated)
     else:
-        kind = QUANTIZATIONS.index(quantization)
-        run_native("fd_pack_quantized", stored, packed, begins, ends, is_transposed, kind, is_gated)
+        run_native("fd_pack_quantized", stored, packed, begins, ends, is_transposed, form.as_list(), is_gated)
 
 
 def first_outputs(w: PackedLinear, count: int) -> PackedLinear:
@@ -76,14 +65,8 @@ def linear(
     """Multiply by a packed weight, of bf16 or fp32 values or of codes and scales."""
     norm_weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     arguments = x, w.data, w.bias, residual, norm_weight, out, w.out_features, w.in_features, w.is_gated, eps
-    if w.quantization == NO_QUANTIZATION:
+    form = form_of(w)
+    if form is None:
         run_native("fd_linear", *arguments, num_rows)
     else:
-        run_native("fd_linear_quantized", *arguments, QUANTIZATIONS.index(w.quantization), num_rows)
-
-
-def _quantized_panel_bytes(k: int, quantization: str) -> int:
-    """Return the bytes of a panel: scales, then 64-byte blocks of codes (quantized_panel_bytes of kernels.h)."""
-    if quantization in ("wint4", "w4a8"):
-        return -(-(-(-k // GROUP) * 2 * PANEL) // 64) * 64 + -(-k // 8) * 64
-    return 4 * PANEL + -(-k // 4) * 64
+        run_native("fd_linear_quantized", *arguments, form.as_list(), num_rows)

@@ -21,8 +21,9 @@ from fastdeploy.ops.backends.gpu import linear_quant
 from fastdeploy.ops.backends.gpu.checks import dtype_of, require_dtype, require_length, require_rows
 from fastdeploy.ops.backends.gpu.library import active, launch
 from fastdeploy.ops.backends.gpu.norm import rms_norm
-from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, WeightPiece, pieces_of
+from fastdeploy.ops.linear import PackedLinear, WeightPiece, pieces_of
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION
 from fastdeploy.ops.registry import selected_backend
 
 _STAGE = 64  # inputs that the kernel fetches at once, kStageK of custom_ops/gpu_ops/linear.cu

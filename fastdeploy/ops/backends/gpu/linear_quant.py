@@ -19,8 +19,9 @@ from fastdeploy.ops.backends.cpu import linear as cpu
 from fastdeploy.ops.backends.cpu.library import load_library
 from fastdeploy.ops.backends.gpu.checks import dtype_of
 from fastdeploy.ops.backends.gpu.library import Address, DeviceLibrary, active, launch
-from fastdeploy.ops.linear import QUANTIZATIONS, PackedLinear, WeightPiece
+from fastdeploy.ops.linear import PackedLinear, WeightPiece
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.quantized_form import FORMS
 from fastdeploy.ops.registry import selected_backend
 
 _TILE = 16  # rows of a tile, and of the CPU's panels
@@ -65,7 +66,7 @@ def linear_quantized(
     codes = _find_memory(code_bytes + 4 * x.shape[0])
     norm_weight, eps = (None, 0.0) if norm is None else (norm.weight, float(norm.eps))
     tensors = x, w.data, norm_weight, w.bias, residual, out, codes, Address(codes + code_bytes)
-    flags = w.is_gated, dtype_of(out) == "float32", QUANTIZATIONS.index(w.quantization)
+    flags = w.is_gated, dtype_of(out) == "float32", FORMS.index(w.quantization)
     sizes = w.out_features, w.in_features, *map(int, flags), _num_multiprocessors(active())
     launch("fd_linear_quantized", *tensors, *active().row_count(num_rows), *sizes, eps)
 
