@@ -6,9 +6,9 @@
 //           a scale and perhaps a minimum, both fp16; each output has a factor in fp32. A weight is
 //             (code * scale + minimum) * factor
 //           In 8 bits with neither groups nor a minimum there is only the factor.
-//   row     codes of 16 bits with a power of two as the scale of the row (wint8, wint4), or codes of 8 bits with a scale
-//           absmax / 127 for each piece of the row (w8a8, w4a8). A code of 16 bits is two limbs of signed bytes, 256 *
-//           high + low.
+//   row     codes of 16 bits with a power of two as the scale of the row (wint8, wint4), or codes of 8 bits with the
+//           scale absmax / 127 for each piece of the row (w8a8, w4a8). A code of 16 bits is two limbs of signed bytes,
+//           256 * high + low.
 //
 // A piece is 32 consecutive inputs, a part is four pieces; the last of each may be shorter.
 //
@@ -37,10 +37,10 @@ enum class Quantization { kWint8, kWint4, kW8a8, kW4a8, kWint8Pieces };  // the 
 FD_RULE constexpr bool has_four_bits(Quantization q) { return q == Quantization::kWint4 || q == Quantization::kW4a8; }
 FD_RULE constexpr bool has_16_bit_rows(Quantization q) { return q != Quantization::kW8a8 && q != Quantization::kW4a8; }
 
-constexpr int64_t kPiece = 32;           // consecutive inputs whose products are added as integers
-constexpr int64_t kPart = 4 * kPiece;    // consecutive inputs whose pieces are joined
+constexpr int64_t kPiece = 32;               // consecutive inputs whose products are added as integers
+constexpr int64_t kPart = 4 * kPiece;        // consecutive inputs whose pieces are joined
 constexpr int64_t kWint8Piece = 8 * kPiece;  // of wint8 without groups
-constexpr int64_t kPanel = 16;           // outputs of one panel of packed weights
+constexpr int64_t kPanel = 16;               // outputs of one panel of packed weights
 
 // How the weight and the rows of a layer are quantized.
 struct QuantizedForm {
@@ -49,9 +49,7 @@ struct QuantizedForm {
   bool has_minimum;    // codes are 0 and above
 
   // Returns whether groups have scales, or factors only.
-  FD_RULE constexpr bool has_scales() const {
-    return has_four_bits(quantization) || group_size != 0 || has_minimum;
-  }
+  FD_RULE constexpr bool has_scales() const { return has_four_bits(quantization) || group_size != 0 || has_minimum; }
   // The kernel that multiplies this form.
   FD_RULE constexpr Quantization kernel() const {
     return quantization == Quantization::kWint8 && has_scales() ? Quantization::kWint8Pieces : quantization;
@@ -67,12 +65,14 @@ struct QuantizedForm {
   FD_RULE constexpr int32_t code_offset() const { return has_minimum ? 0 : has_four_bits(quantization) ? 8 : 128; }
 };
 
-// A panel of packed weights starts with sixteen factors. The scales [groups][16] follow, then the minimums [groups][16],
-// each filled up to 64 bytes. Then follow the codes, in blocks of 64 bytes, which hold four k of 8 bits or eight k of 4
-// bits for sixteen outputs (cpu_ops/quant_units.h).
+// A panel of packed weights starts with sixteen factors. The scales [groups][16] follow, then the minimums
+// [groups][16], each filled up to 64 bytes. Then follow the codes of whole pieces, in blocks of 64 bytes, which hold
+// four k of 8 bits or eight k of 4 bits for sixteen outputs (cpu_ops/quant_units.h).
 constexpr int64_t kFactorBytes = 4 * kPanel, kBlockBytes = 64;
 FD_RULE constexpr int64_t block_k(Quantization q) { return has_four_bits(q) ? 8 : 4; }
-FD_RULE constexpr int64_t num_code_blocks(Quantization q, int64_t k) { return (k + block_k(q) - 1) / block_k(q); }
+FD_RULE constexpr int64_t num_code_blocks(Quantization q, int64_t k) {
+  return (k + kPiece - 1) / kPiece * (kPiece / block_k(q));
+}
 // Bytes of the scales of a panel, or of its minimums.
 FD_RULE constexpr int64_t scale_bytes(const QuantizedForm& form, int64_t k) {
   return (form.num_groups(k) * 2 * kPanel + 63) / 64 * 64;

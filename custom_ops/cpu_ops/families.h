@@ -11,6 +11,7 @@ namespace fd {
   void pack_linear(const PackArgs&);                 \
   void linear(const LinearArgs&);                    \
   bool pack_quantized(const PackQuantizedArgs&);     \
+  PackError pack_coded(const PackCodedArgs&);        \
   void linear_quantized(const QuantizedLinearArgs&); \
   void rms_norm(const RmsNormArgs&);                 \
   void gather(const GatherArgs&);                    \

@@ -83,6 +83,26 @@ struct PackQuantizedArgs {
   QuantizedForm form;  // of 8 bits without groups, or of 4 bits with groups of 32
 };
 
+// A range of outputs of a weight that is quantized already.
+struct CodedPiece {
+  const uint8_t* codes;      // [count, k]: signed, or unsigned where there are minimums
+  const float* factors;      // [count]
+  const uint16_t* scales;    // fp16 [count, groups], or null: 1
+  const uint16_t* minimums;  // fp16 [count, groups], or null: 0
+  int64_t count;
+  int64_t group_size;  // a multiple of that of the packed weight; 0: one group
+};
+
+struct PackCodedArgs {
+  const CodedPiece* pieces;  // that form the weight [n, k], or [2 * n, k] if gated, in order
+  uint8_t* packed;           // [quantized_size(form, n, k, gated)], 64-byte aligned
+  int64_t n, k;
+  bool gated;
+  QuantizedForm form;  // has scales if a piece has them, and minimums if a piece has them
+};
+
+enum class PackError { kNone, kNotFinite, kCodeTooLarge };
+
 // LinearArgs with bf16 rows and bias, and `packed` from pack_quantized.
 struct QuantizedLinearArgs : LinearArgs {
   QuantizedForm form;
@@ -165,6 +185,7 @@ struct Kernels {
   void (*pack_linear)(const PackArgs&);
   void (*linear)(const LinearArgs&);
   bool (*pack_quantized)(const PackQuantizedArgs&);  // returns false if a weight is not finite
+  PackError (*pack_coded)(const PackCodedArgs&);
   void (*linear_quantized)(const QuantizedLinearArgs&);
   void (*rms_norm)(const RmsNormArgs&);
   void (*gather)(const GatherArgs&);

@@ -7,8 +7,8 @@
 
 #include "common/scratch.h"
 #include "cpu_ops/families.h"
-#include "cpu_ops/interleave.h"
 #include "cpu_ops/linear_tiles.h"
+#include "cpu_ops/pack_blocks.h"
 #include "cpu_ops/pack_pieces.h"
 #include "cpu_ops/quant_rows.h"
 
@@ -20,10 +20,10 @@ constexpr int64_t kGroup = 32;  // inputs that share a scale in 4 bits
 
 // Candidates for the code of the weight of largest magnitude, before it is clamped to -8..7. They are negative, because
 // -8 has no positive counterpart.
-constexpr float kExtremeCodes[] = {-8.0f, -7.5f, -7.0f, -6.5f, -6.0f, -8.5f, -9.0f};
+constexpr float kExtremeCodes[] = {-8.0f, -8.5f, -7.25f, -8.25f, -8.75f, -7.75f, -7.0f};
 // Candidates for the codes of the smallest and of the largest weight, before they are clamped to 0..15.
-constexpr float kEndCodes[][2] = {{0.0f, 15.0f}, {-0.5f, 15.5f}, {-0.5f, 15.0f}, {0.0f, 15.5f},
-                                  {-1.0f, 16.0f}, {0.0f, 16.0f},  {-1.0f, 15.0f}};
+constexpr float kEndCodes[][2] = {{0.0f, 15.0f},  {-0.5f, 14.75f}, {0.0f, 15.5f},   {-0.25f, 15.0f},
+                                  {0.0f, 15.25f}, {0.25f, 15.25f}, {-0.25f, 15.25f}};
 constexpr int kCandidates = 7;
 static_assert(sizeof(kExtremeCodes) == kCandidates * sizeof(float) &&
               sizeof(kEndCodes) == 2 * kCandidates * sizeof(float));
@@ -154,19 +154,8 @@ void write_codes(const float* w, int64_t count, GroupValues values, float smalle
                  uint8_t* codes) {
   const float inverse = inverse_of(values.scale);
   for (int64_t i = 0; i < count; i += kLanes)
-    store_bytes(codes + i, add(codes_of<kHasMinimum>(load(w + i), inverse, values.minimum, smaller, most),
-                               splat(offset)));
-}
-
-// Joins the codes of eight k to a word, in place: bits 8 * i and 8 * i + 4 begin those of k = i and 4 + i.
-void join_nibbles(uint8_t* codes, int64_t count) {
-  for (int64_t i = 0; i < count; i += 8) {
-    uint32_t low, high;
-    std::memcpy(&low, codes + i, 4);
-    std::memcpy(&high, codes + i + 4, 4);
-    low |= high << 4;
-    std::memcpy(codes + i / 2, &low, 4);
-  }
+    store_bytes(codes + i,
+                add(codes_of<kHasMinimum>(load(w + i), inverse, values.minimum, smaller, most), splat(offset)));
 }
 
 // Quantizes the weights [padded_k] of one output to 8 bits; writes its factor to the panel and its codes to `codes`.
@@ -204,23 +193,6 @@ void quantize_output(float* w, const QuantizedForm& form, int64_t k, int64_t pad
   if (!has_four_bits(form.quantization)) return quantize_to_8_bits(w, k, padded_k, lane, codes, panel);
   form.has_minimum ? quantize_to_4_bits<true>(w, form, k, padded_k, lane, codes, panel)
                    : quantize_to_4_bits<false>(w, form, k, padded_k, lane, codes, panel);
-}
-
-// Writes the words of sixteen outputs [16][padded_k] as blocks of 64 bytes.
-void write_blocks(const uint8_t* codes, int64_t num_words, int64_t padded_k, uint8_t* blocks) {
-  const auto word = [=](int64_t lane, int64_t index) {
-    uint32_t bits;
-    std::memcpy(&bits, codes + lane * padded_k + 4 * index, 4);
-    return bits;
-  };
-#if defined(FD_ISA_AVX512)
-  const auto load = [=](int64_t lane, int64_t index) {
-    return _mm512_loadu_si512(codes + lane * padded_k + 4 * index);
-  };
-#else
-  const auto load = nullptr;
-#endif
-  interleave(kPanel, num_words, reinterpret_cast<uint32_t*>(blocks), load, word);
 }
 
 // Converts the weights of one output to fp32 in wide[padded_k], padded with zeros; returns whether all are finite.

@@ -91,7 +91,8 @@ void linear(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor
 }
 
 void pack_quantized(const std::vector<Tensor>& weights, Tensor& packed, const std::vector<int64_t>& begins,
-                    const std::vector<int64_t>& ends, bool is_transposed, const std::vector<int64_t>& form, bool gated) {
+                    const std::vector<int64_t>& ends, bool is_transposed, const std::vector<int64_t>& form,
+                    bool gated) {
   constexpr const char* op = "pack_linear";
   const fd::QuantizedForm target_form = fd::quantized_form(op, form);
   const StoredWeight stored(op, weights, begins, ends, is_transposed);
@@ -101,6 +102,48 @@ void pack_quantized(const std::vector<Tensor>& weights, Tensor& packed, const st
   target.has_dtype(paddle::DataType::UINT8).has_shape({fd::quantized_size(target_form, n, k, gated)});
   if (!fd::kernels().pack_quantized({stored.view(), target.data<uint8_t>(), n, k, gated, target_form}))
     fd::raise_invalid(op, "weight", "finite values", "NaN or infinity");
+}
+
+// Returns an optional fp16 tensor [count, groups], which has no elements where there is none.
+const uint16_t* half_data(const char* op, const char* name, const Tensor& tensor, int64_t count, int64_t groups) {
+  if (tensor.numel() == 0) return nullptr;
+  return Argument{op, name, tensor}.has_dtype(paddle::DataType::FLOAT16).has_shape({count, groups}).data<uint16_t>();
+}
+
+void pack_coded(const std::vector<Tensor>& codes, const std::vector<Tensor>& factors, const std::vector<Tensor>& scales,
+                const std::vector<Tensor>& minimums, Tensor& packed, const std::vector<int64_t>& group_sizes,
+                const std::vector<int64_t>& form, bool gated) {
+  constexpr const char* op = "pack_linear";
+  const size_t count = codes.size();
+  require(count > 0 && factors.size() == count && scales.size() == count && minimums.size() == count &&
+              group_sizes.size() == count,
+          op, "pieces", "at least one", static_cast<int64_t>(count));
+  fd::PackCodedArgs args{};
+  args.form = fd::quantized_form(op, form), args.gated = gated;
+  args.k = Argument{op, "codes", codes[0]}.has_shape({-1, -1}).size(1);
+  std::vector<fd::CodedPiece> pieces;
+  int64_t outputs = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Argument code{op, "codes", codes[i]}, factor{op, "factors", factors[i]};
+    const int64_t size = group_sizes[i], groups = size == 0 ? 1 : (args.k + size - 1) / size;
+    const int64_t rows = code.has_dtype(paddle::DataType::UINT8).has_shape({-1, args.k}).size(0);
+    require(size == 0 || (args.form.group_size > 0 && size % args.form.group_size == 0), op, "group_size",
+            "a multiple of the packed weight's", size);
+    pieces.push_back({code.data<uint8_t>(), factor.has_dtype(paddle::DataType::FLOAT32).has_shape({rows}).data<float>(),
+                      half_data(op, "scales", scales[i], rows, groups),
+                      half_data(op, "minimums", minimums[i], rows, groups), rows, size});
+    require(args.form.has_scales() || pieces.back().scales == nullptr, op, "scales", "none in this form", size);
+    require(args.form.has_minimum || pieces.back().minimums == nullptr, op, "minimums", "none in this form", size);
+    outputs += rows;
+  }
+  args.pieces = pieces.data(), args.n = outputs_of(op, outputs, gated);
+  args.packed = Argument{op, "packed", packed}
+                    .has_dtype(paddle::DataType::UINT8)
+                    .has_shape({fd::quantized_size(args.form, args.n, args.k, gated)})
+                    .data<uint8_t>();
+  const fd::PackError error = fd::kernels().pack_coded(args);
+  if (error == fd::PackError::kNotFinite) fd::raise_invalid(op, "scales", "finite values", "NaN or infinity");
+  if (error == fd::PackError::kCodeTooLarge) fd::raise_invalid(op, "codes", "codes of four bits", "larger ones");
 }
 
 void linear_quantized(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor>& bias,
@@ -266,6 +309,13 @@ PD_BUILD_OP(fd_pack_quantized)
             "form: std::vector<int64_t>", "gated: bool"})
     .SetInplaceMap({{"packed", "packed_"}})
     .SetKernelFn(PD_KERNEL(pack_quantized));
+
+PD_BUILD_OP(fd_pack_coded)
+    .Inputs({paddle::Vec("codes"), paddle::Vec("factors"), paddle::Vec("scales"), paddle::Vec("minimums"), "packed"})
+    .Outputs({"packed_"})
+    .Attrs({"group_sizes: std::vector<int64_t>", "form: std::vector<int64_t>", "gated: bool"})
+    .SetInplaceMap({{"packed", "packed_"}})
+    .SetKernelFn(PD_KERNEL(pack_coded));
 
 PD_BUILD_OP(fd_linear_quantized)
     .Inputs({"x", "weight", paddle::Optional("bias"), paddle::Optional("residual"), paddle::Optional("norm"), "out"})

@@ -93,8 +93,7 @@ const uint8_t* matrices_data(const Argument& packed, const fd::ExpertMatrices& m
 
 // Describes the matrices of all experts for rows of a dtype. `form` is empty if they are not quantized.
 fd::ExpertMatrices expert_matrices(const char* op, const Tensor& packed, const Tensor& rows, int64_t num_experts,
-                                   int64_t outputs, int64_t inputs, bool gated,
-                                   const std::vector<int64_t>& form) {
+                                   int64_t outputs, int64_t inputs, bool gated, const std::vector<int64_t>& form) {
   require(num_experts >= 1 && num_experts <= fd::kMaxExperts, op, "num_experts", "1 to 1024", num_experts);
   fd::ExpertMatrices m{};
   m.num_experts = num_experts, m.outputs = outputs, m.inputs = inputs, m.gated = gated;
@@ -151,8 +150,8 @@ void experts_up(const Tensor& normed, const Tensor& starts, const Tensor& entrie
 void experts_down(const Tensor& activated, const Tensor& starts, const Tensor& entries, const Tensor& weights,
                   const Tensor& packed, Tensor& hidden, const paddle::optional<Tensor>& shared,
                   const paddle::optional<Tensor>& shared_activated, const paddle::optional<Tensor>& shared_sum,
-                  int64_t num_experts, int64_t outputs, int64_t inputs, const std::vector<int64_t>& form, int64_t shared_inputs,
-                  int64_t num_chosen, int64_t num_rows) {
+                  int64_t num_experts, int64_t outputs, int64_t inputs, const std::vector<int64_t>& form,
+                  int64_t shared_inputs, int64_t num_chosen, int64_t num_rows) {
   constexpr const char* op = "experts_down";
   fd::ExpertsDownArgs args{};
   args.matrices = expert_matrices(op, packed, activated, num_experts, outputs, inputs, false, form);

@@ -134,9 +134,7 @@ class RowQuantizer {
   static constexpr int64_t kStripsPerPiece =
       joins_pieces(kQuantization) ? 1 : kSumLength<kQuantization> / (4 * kQuadsPerStrip);
 
-  QuantizedRows quantized() const {
-    return {quads, starts, scales, scales, sums};
-  }
+  QuantizedRows quantized() const { return {quads, starts, scales, scales, sums}; }
 
   void write_block(int64_t block) {
     const int64_t first = blocks.begin(block), rows = blocks.begin(block + 1) - first;
@@ -193,8 +191,8 @@ class RowQuantizer {
   }
 
   // Writes the codes of `count` inputs of row r of a block, which start at x, and the scales of their pieces.
-  void write_row(const uint16_t* x, int64_t count, int64_t first, int64_t rows, int64_t r,
-                 int64_t strip, RowCode* codes, int64_t width) {
+  void write_row(const uint16_t* x, int64_t count, int64_t first, int64_t rows, int64_t r, int64_t strip,
+                 RowCode* codes, int64_t width) {
     if constexpr (kIs16Bit) return write_codes<true, kNumLimbs>(x, count, factors[first + r], codes, width);
     float* piece_scales = scales + first * num_pieces + strip * kPart / kPiece * rows + r;
     for (int64_t i = 0; i < count; i += kPiece, piece_scales += rows) {
@@ -211,8 +209,7 @@ class RowQuantizer {
     for (int64_t i = 0; i < width; i += kPiece) {
       const int64_t piece = first_piece + i / kPiece, length = width - i < kPiece ? width - i : kPiece;
       int32_t* to = starts + (first * num_pieces + piece * rows) * kNumLimbs;
-      for (int64_t r = 0; r < rows * kNumLimbs; ++r)
-        to[r] = sum_codes(codes + r * width + i, length);
+      for (int64_t r = 0; r < rows * kNumLimbs; ++r) to[r] = sum_codes(codes + r * width + i, length);
       if (a.form.has_minimum) write_sums(to, first * num_pieces + piece * rows, rows);
       for (int64_t r = 0; r < rows * kNumLimbs; ++r) to[r] *= -a.form.code_offset();
     }

@@ -14,9 +14,14 @@ namespace {
 template <Quantization kQuantization>
 using Lines = WeightLines<has_four_bits(kQuantization)>;
 
-// Maximum rows of a block: their limbs have to fit the registers.
+// Maximum rows of a block: the sums of their limbs have to fit the registers, and so have their parts.
+#if defined(FD_ISA_AVX512)
+constexpr int kPieceLimbRows = 12;
+#else
+constexpr int kPieceLimbRows = kColumnRows;
+#endif
 template <Quantization kQuantization>
-constexpr int kRows = kColumnRows / kLimbs<kQuantization>;
+constexpr int kRows = (joins_pieces(kQuantization) ? kPieceLimbRows : kColumnRows) / kLimbs<kQuantization>;
 
 // Blocks of weights that form a piece, and a part.
 template <Quantization kQuantization>
@@ -47,14 +52,6 @@ struct Problem {
   int64_t row_units() const { return quads_per_row(kQuantization, a.k); }
   const uint8_t* panel(int64_t index) const { return static_cast<const uint8_t*>(a.packed) + index * panel_bytes; }
   const uint8_t* codes(int64_t index) const { return panel(index) + header_bytes; }
-  // Returns the scales of the outputs of a panel in a piece, or their minimums.
-  FP32Vec16 scale(const uint8_t* panel, int64_t piece) const { return value_at(panel + kFactorBytes, piece); }
-  FP32Vec16 minimum(const uint8_t* panel, int64_t piece) const { return value_at(panel + minimums_at, piece); }
-
- private:
-  FP32Vec16 value_at(const uint8_t* values, int64_t piece) const {
-    return load_half(reinterpret_cast<const uint16_t*>(values) + (piece >> group_shift) * kPanel);
-  }
 };
 
 // Returns the panels that a block of rows multiplies at a time, by its number of limbs. A sum is a chain of dependent
@@ -89,19 +86,21 @@ struct RowBlockSlot {
   int64_t index, count;
 };
 
-// sum[r][v] += `count` blocks of weights of NV panels, `stride` bytes apart, times the values of MR rows. Meanwhile it
-// prefetches lines of kNum panels in rotation, starting at `prefetch_from`.
-template <class Lines, int kNum, int MR, int NV>
-FD_INLINE void dot_blocks(INT32Vec16 (&sum)[MR][NV], const RowQuad* x, const uint8_t* codes,
-                          const uint8_t* prefetch_from, int64_t stride, int64_t count, RowBlockSlot slot) {
-  int64_t block = 0, skipped = slot.index;  // blocks of weights until this block of rows prefetches again
-  do {                                      // do-while and full unrolling keep the sums in registers
-    const bool prefetches = slot.count == 1 || skipped == 0;
-    skipped = prefetches ? slot.count - 1 : skipped - 1;
-    for (int v = 0; prefetches && v < NV; ++v) {
-      const int64_t line = block * NV + v;
-      prefetch<NV>(prefetch_from + line % kNum * stride + line / kNum * kBlockBytes);
-    }
+// Prefetches lines [first, first + count) of kNum panels in rotation, `stride` bytes apart.
+template <int kNum, int NV>
+FD_INLINE void prefetch_lines(const uint8_t* from, int64_t stride, int64_t first, int64_t count) {
+  for (int64_t line = first; line < first + count; ++line)
+    prefetch<NV>(from + line % kNum * stride + line / kNum * kBlockBytes);
+}
+
+// sum[r][v] += `count` blocks of weights of NV panels, `stride` bytes apart, times the values of MR rows. Before each
+// block it calls prefetch_next(block).
+template <class Lines, int MR, int NV, class Prefetch>
+FD_INLINE void dot_blocks(INT32Vec16 (&sum)[MR][NV], const RowQuad* x, const uint8_t* codes, int64_t stride,
+                          int64_t count, Prefetch&& prefetch_next) {
+  int64_t block = 0;
+  do {  // do-while and full unrolling keep the sums in registers
+    prefetch_next(block);
 #pragma GCC unroll 4
     for (int u = 0; u < Lines::kUnits; ++u) {
       WeightQuad units[NV];
@@ -181,31 +180,37 @@ FD_INLINE void prefetch_epilogue(const Problem<kQuantization>& p, const Strip& s
 template <int MR, int NV, int kPanels, Quantization kQuantization>
 struct StripOperands {
   static constexpr int kLimbRows = MR * kLimbs<kQuantization>;
-  const Problem<kQuantization>& p;
   RowBlockSlot slot;
+  int64_t panel_bytes;
   const uint8_t* codes;
   const uint8_t* prefetch_from;
   const RowQuad* x;
   const int32_t* starts;
 
-  __attribute__((always_inline)) StripOperands(const Problem<kQuantization>& problem, const Strip& strip, int64_t row, int64_t v,
-                                 RowBlockSlot row_slot)
-      : p(problem),
-        slot(row_slot),
-        codes(problem.codes(strip.panel + v)),
-        x(problem.rows.quads + row * kLimbs<kQuantization> * problem.row_units()),
-        starts(problem.rows.starts + row * kLimbs<kQuantization> * problem.num_pieces) {
-    prefetch_from = strip.end == p.num_blocks ? p.codes(strip.panel + kPanels)
-                                              : p.codes(strip.panel) + strip.end * kBlockBytes;
+  __attribute__((always_inline)) StripOperands(const Problem<kQuantization>& p, const Strip& strip, int64_t row,
+                                               int64_t v, RowBlockSlot row_slot)
+      : slot(row_slot),
+        panel_bytes(p.panel_bytes),
+        codes(p.codes(strip.panel + v)),
+        x(p.rows.quads + row * kLimbs<kQuantization> * p.row_units()),
+        starts(p.rows.starts + row * kLimbs<kQuantization> * p.num_pieces) {
+    prefetch_from =
+        strip.end == p.num_blocks ? p.codes(strip.panel + kPanels) : p.codes(strip.panel) + strip.end * kBlockBytes;
     prefetch_from += (strip.end - strip.begin) * v / kPanels * kBlockBytes;
   }
 
-  // Adds the products of blocks [begin, end).
-  __attribute__((always_inline)) void multiply(INT32Vec16 (&sum)[kLimbRows][NV], int64_t begin, int64_t end) {
-    dot_blocks<Lines<kQuantization>, kPanels>(sum, x + begin * Lines<kQuantization>::kUnits * kLimbRows,
-                                              codes + begin * kBlockBytes, prefetch_from, p.panel_bytes, end - begin,
-                                              slot);
-    prefetch_from += (end - begin) * NV / kPanels * kBlockBytes;
+  // Adds the products of `count` blocks from `begin` on and prefetches as many lines; of long pieces, each block of
+  // rows prefetches its share.
+  __attribute__((always_inline)) void multiply(INT32Vec16 (&sum)[kLimbRows][NV], int64_t begin, int64_t count) {
+    const RowQuad* rows = x + begin * Lines<kQuantization>::kUnits * kLimbRows;
+    const uint8_t* weights = codes + begin * kBlockBytes;
+    int64_t skipped = slot.index;  // blocks of weights until this block of rows prefetches again
+    dot_blocks<Lines<kQuantization>>(sum, rows, weights, panel_bytes, count, [&](int64_t block) {
+      const bool prefetches = joins_pieces(kQuantization) || slot.count == 1 || skipped == 0;
+      skipped = prefetches ? slot.count - 1 : skipped - 1;
+      if (prefetches) prefetch_lines<kPanels, NV>(prefetch_from, panel_bytes, block * NV, NV);
+    });
+    prefetch_from += count * NV / kPanels * kBlockBytes;
   }
 };
 
@@ -213,12 +218,13 @@ struct StripOperands {
 // wint8 without groups. sums [NV][MR][limbs] carries over to the next strip, totals [MR][kOutputPanels] to the next
 // piece.
 template <int MR, int NV, int kPanels>
-FD_INLINE void wint8_strip(const Problem<Quantization::kWint8>& p, const Strip& strip, int64_t row, int64_t v, RowBlockSlot slot,
-                 INT32Vec16* sums, FP32Vec16* totals) {
+FD_INLINE void wint8_strip(const Problem<Quantization::kWint8>& p, const Strip& strip, int64_t row, int64_t v,
+                           RowBlockSlot slot, INT32Vec16* sums, FP32Vec16* totals) {
   constexpr auto kQuantization = Quantization::kWint8;
   constexpr int limbs = kLimbs<kQuantization>;
   const int64_t piece = strip.begin / kPieceBlocks<kQuantization>;
-  const bool is_first = strip.begin == piece * kPieceBlocks<kQuantization>;
+  const bool begins_piece = strip.begin == piece * kPieceBlocks<kQuantization>;
+  const bool ends_piece = strip.end == p.num_blocks || strip.end == (piece + 1) * kPieceBlocks<kQuantization>;
   StripOperands<MR, NV, kPanels, kQuantization> operands(p, strip, row, v, slot);
   prefetch_epilogue<MR, NV, kPanels>(p, strip, row, v, slot);
   INT32Vec16 sum[MR * limbs][NV];
@@ -226,9 +232,9 @@ FD_INLINE void wint8_strip(const Problem<Quantization::kWint8>& p, const Strip& 
   for (int r = 0; r < MR * limbs; ++r)
 #pragma GCC unroll 4
     for (int i = 0; i < NV; ++i)
-      sum[r][i] = is_first ? splat_int32(operands.starts[piece * MR * limbs + r]) : sums[i * MR * limbs + r];
-  operands.multiply(sum, strip.begin, strip.end);
-  if (strip.end < p.num_blocks && strip.end < (piece + 1) * kPieceBlocks<kQuantization>) {
+      sum[r][i] = begins_piece ? splat_int32(operands.starts[piece * MR * limbs + r]) : sums[i * MR * limbs + r];
+  operands.multiply(sum, strip.begin, strip.end - strip.begin);
+  if (!ends_piece) {
 #pragma GCC unroll 32
     for (int r = 0; r < MR * limbs; ++r)
 #pragma GCC unroll 4
@@ -246,32 +252,51 @@ FD_INLINE void wint8_strip(const Problem<Quantization::kWint8>& p, const Strip& 
   }
 }
 
-// Adds the sums of a piece of MR rows, times their scales, to the part that the piece belongs to. `at` is the index of
-// the piece's first row.
-template <int MR, int NV, Quantization kQuantization>
-FD_INLINE void add_piece(const Problem<kQuantization>& p, int64_t panel, int64_t piece, int64_t at,
-                         const INT32Vec16 (&sum)[MR * kLimbs<kQuantization>][NV], FP32Vec16 (&part)[MR][NV]) {
-  constexpr int limbs = kLimbs<kQuantization>;
-  const float* row_scales = p.rows.piece_scales + at;
+// What the sums of a piece are multiplied by: pointers to the values of the first of some pieces.
+struct PieceFactors {
+  const uint8_t *scales, *minimums;    // fp16, of the first panel; panel_bytes from one panel to the next
+  const float *row_scales, *row_sums;  // of the first row
+  int64_t panel_bytes;
+  int group_shift;
+  bool has_scales, has_minimum;
+
+  template <int NV>
+  __attribute__((always_inline)) void load_values(const uint8_t* values, int64_t piece, FP32Vec16 (&result)[NV]) const {
+    const uint8_t* first = values + (piece >> group_shift) * 2 * kPanel;
 #pragma GCC unroll 4
-  for (int i = 0; i < NV; ++i) {
-    if (kQuantization == Quantization::kW8a8 && !p.has_scales) {
-#pragma GCC unroll 32
-      for (int r = 0; r < MR; ++r)
-        part[r][i] = fma(sum_of_row<limbs>(sum + r * limbs, i), splat(row_scales[r]), part[r][i]);
-      continue;
-    }
-    const FP32Vec16 scale = p.scale(p.panel(panel + i), piece);
-#pragma GCC unroll 32
-    for (int r = 0; r < MR; ++r) {
-      const FP32Vec16 both = has_16_bit_rows(kQuantization) ? scale : mul(scale, splat(row_scales[r]));
-      part[r][i] = fma(sum_of_row<limbs>(sum + r * limbs, i), both, part[r][i]);
-    }
-    if (!p.has_minimum) continue;
-    const FP32Vec16 minimum = p.minimum(p.panel(panel + i), piece);
-#pragma GCC unroll 32
-    for (int r = 0; r < MR; ++r) part[r][i] = fma(splat(p.rows.piece_sums[at + r]), minimum, part[r][i]);
+    for (int i = 0; i < NV; ++i) result[i] = load_half(reinterpret_cast<const uint16_t*>(first + i * panel_bytes));
   }
+};
+
+// Adds the sums of a piece of MR rows, times their scales, to the part that the piece belongs to.
+template <int MR, int NV, Quantization kQuantization>
+FD_INLINE void add_piece(const PieceFactors& f, int64_t piece, const INT32Vec16 (&sum)[MR * kLimbs<kQuantization>][NV],
+                         FP32Vec16 (&part)[MR][NV]) {
+  constexpr int limbs = kLimbs<kQuantization>;
+  const float* row_scales = f.row_scales + piece * MR;
+  if (kQuantization == Quantization::kW8a8 && !f.has_scales) {
+#pragma GCC unroll 32
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < NV; ++i)
+        part[r][i] = fma(sum_of_row<limbs>(sum + r * limbs, i), splat(row_scales[r]), part[r][i]);
+    return;
+  }
+  FP32Vec16 values[NV];
+  f.load_values(f.scales, piece, values);
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+    for (int i = 0; i < NV; ++i) {
+      const FP32Vec16 scale = has_16_bit_rows(kQuantization) ? values[i] : mul(values[i], splat(row_scales[r]));
+      part[r][i] = fma(sum_of_row<limbs>(sum + r * limbs, i), scale, part[r][i]);
+    }
+  if (!f.has_minimum) return;
+  f.load_values(f.minimums, piece, values);
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+    for (int i = 0; i < NV; ++i) part[r][i] = fma(splat(f.row_sums[piece * MR + r]), values[i], part[r][i]);
 }
 
 // Does the same in all other formats, whose strips are whole parts.
@@ -279,36 +304,47 @@ template <int MR, int NV, int kPanels, Quantization kQuantization>
 FD_INLINE void strip_of_pieces(const Problem<kQuantization>& p, const Strip& strip, int64_t row, int64_t v,
                                RowBlockSlot slot, FP32Vec16* totals) {
   constexpr int limb_rows = MR * kLimbs<kQuantization>;
-  constexpr int64_t piece_blocks = kPieceBlocks<kQuantization>;
+  constexpr int64_t piece_blocks = kPieceBlocks<kQuantization>, part_pieces = kPart / kPiece;
   StripOperands<MR, NV, kPanels, kQuantization> operands(p, strip, row, v, slot);
   prefetch_epilogue<MR, NV, kPanels>(p, strip, row, v, slot);
-  int64_t begin = strip.begin, piece = begin / piece_blocks;
-  do {
-    const int64_t part_end = begin + kPartBlocks<kQuantization>, last = part_end < strip.end ? part_end : strip.end;
+  const uint8_t* panel = p.panel(strip.panel + v);
+  const int64_t first_row = row * p.num_pieces;
+  const PieceFactors factors = {panel + kFactorBytes,
+                                panel + p.minimums_at,
+                                p.rows.piece_scales + first_row,
+                                p.rows.piece_sums + first_row,
+                                p.panel_bytes,
+                                p.group_shift,
+                                p.has_scales,
+                                p.has_minimum};
+  const int64_t end = strip.end / piece_blocks;
+  for (int64_t piece = strip.begin / piece_blocks; piece < end;) {
+    const int64_t part_end = piece + part_pieces < end ? piece + part_pieces : end;
     FP32Vec16 part[MR][NV];
 #pragma GCC unroll 32
     for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 4
       for (int i = 0; i < NV; ++i) part[r][i] = zero();
-    for (; begin < last; begin += piece_blocks, ++piece) {
+    do {
       INT32Vec16 sum[limb_rows][NV];
 #pragma GCC unroll 32
       for (int r = 0; r < limb_rows; ++r)
 #pragma GCC unroll 4
         for (int i = 0; i < NV; ++i) sum[r][i] = splat_int32(operands.starts[piece * limb_rows + r]);
-      operands.multiply(sum, begin, begin + piece_blocks < last ? begin + piece_blocks : last);
-      add_piece<MR, NV>(p, strip.panel + v, piece, row * p.num_pieces + piece * MR, sum, part);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < NV; ++i)
+      operands.multiply(sum, piece * piece_blocks, piece_blocks);
+      add_piece<MR, NV, kQuantization>(factors, piece, sum, part);
+    } while (++piece < part_end);
 #pragma GCC unroll 32
-      for (int r = 0; r < MR; ++r) totals[r * kOutputPanels + i] = add(totals[r * kOutputPanels + i], part[r][i]);
-  } while (begin < strip.end);
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < NV; ++i) totals[r * kOutputPanels + i] = add(totals[r * kOutputPanels + i], part[r][i]);
+  }
 }
 
+// It is not inlined, because GCC 12 spills sums to memory in the larger functions around it.
 template <int MR, int NV, int kPanels, Quantization kQuantization>
-void strip_block(const Problem<kQuantization>& p, const Strip& strip, int64_t row, int64_t v, RowBlockSlot slot,
-                 INT32Vec16* sums, FP32Vec16* totals) {
+__attribute__((noinline)) void strip_block(const Problem<kQuantization>& p, const Strip& strip, int64_t row, int64_t v,
+                                           RowBlockSlot slot, INT32Vec16* sums, FP32Vec16* totals) {
   if constexpr (joins_pieces(kQuantization))
     strip_of_pieces<MR, NV, kPanels>(p, strip, row, v, slot, totals);
   else

@@ -233,12 +233,12 @@ constexpr int kLimbs = has_16_bit_rows(kQuantization) ? kLimbsOf16Bits : 1;
 // Whether sums of pieces are joined in fp32, part by part; wint8 without groups sums longer pieces.
 constexpr bool joins_pieces(Quantization q) { return q != Quantization::kWint8; }
 
-// Consecutive k whose products are added as integers before the sum is converted to fp32: a piece of common/quant.h, or,
-// where the limbs of wint8 are summed apart, as many as cannot overflow int32.
+// Consecutive k whose products are added as integers before the sum is converted to fp32: a piece of common/quant.h,
+// or, where the limbs of wint8 are summed apart, as many as cannot overflow int32.
 template <Quantization kQuantization>
-constexpr int64_t kSumLength = joins_pieces(kQuantization)          ? kPiece
+constexpr int64_t kSumLength = joins_pieces(kQuantization)  ? kPiece
                                : kLimbs<kQuantization> == 1 ? kWint8Piece
-                                                                : 1 << 16;
+                                                            : 1 << 16;
 
 // RowQuads of a row, which is padded to whole blocks of the weight.
 constexpr int64_t quads_per_row(Quantization q, int64_t k) { return num_code_blocks(q, k) * block_k(q) / 4; }

@@ -25,9 +25,10 @@ from functools import partial
 
 import paddle
 
+from fastdeploy.ops.coded_piece import CodedPiece, are_coded, check_coded_pieces, form_of_pieces
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.norm import NormParams
-from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, QUANTIZATIONS, QuantizedForm
 from fastdeploy.ops.reference import linear as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
 
@@ -50,6 +51,9 @@ class WeightPiece:
     def rows(self) -> paddle.Tensor:
         """Return [end - begin, in]."""
         return self.matrix[:, self.begin : self.end].t() if self.is_transposed else self.matrix[self.begin : self.end]
+
+
+Pieces = Sequence[WeightPiece] | Sequence[CodedPiece]
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class PackedLinear:
 
 
 def pack_linear(
-    weight: paddle.Tensor | Sequence[WeightPiece],
+    weight: paddle.Tensor | Sequence[WeightPiece] | Sequence[CodedPiece],
     bias: paddle.Tensor | None = None,
     quantization: str = NO_QUANTIZATION,
     is_gated: bool = False,
@@ -95,16 +99,17 @@ def pack_linear(
     Args:
         weight: [out_features, in_features] bfloat16 or float32 of any size; the packed layout is padded. If gated,
             [2 * out_features, in_features]: the rows of gate, then those of up. Alternatively the pieces of this matrix
-            in order, of one dtype, either all transposed or none.
+            in order, of one dtype, either all transposed or none; or pieces of a weight that is quantized already.
         bias: [out_features], or [2 * out_features] if gated; dtype of weight.
-        quantization: "none", or one of FORMS for a finite bfloat16 weight.
+        quantization: "none", or one of FORMS for a finite bfloat16 weight. For coded pieces one of QUANTIZATIONS,
+            whose bits are at least those of their codes; the dtype of the layer is then bfloat16.
         is_gated: the layer holds gate and up of a feed-forward block.
 
     Raises:
         ValueError: invalid shape, dtype or quantization; NaN or infinity in a weight that is to be quantized.
     """
     pieces = pieces_of(weight)
-    check_pieces(pieces, bias, quantization)
+    check_weight(pieces, bias, quantization)
     packed: PackedLinear = _PACK_LINEAR.run(pieces, bias, quantization, is_gated)
     return packed
 
@@ -148,28 +153,50 @@ def linear(
     _LINEAR.run(x, w, out, num_rows, residual, norm)
 
 
-def pieces_of(weight: paddle.Tensor | Sequence[WeightPiece]) -> tuple[WeightPiece, ...]:
+def pieces_of(weight: paddle.Tensor | Pieces) -> Pieces:
     """Return a weight as `pack_linear` takes it as pieces."""
-    return (WeightPiece(weight, 0, weight.shape[0]),) if isinstance(weight, paddle.Tensor) else tuple(weight)
+    return (WeightPiece(weight, 0, weight.shape[0]),) if isinstance(weight, paddle.Tensor) else weight
 
 
-def shape_of(pieces: Sequence[WeightPiece], is_gated: bool) -> tuple[int, int, str]:
+def form_of_weight(pieces: Pieces, quantization: str) -> QuantizedForm | None:
+    """Return the form in which a weight is packed, or None for one that is not quantized."""
+    return form_of_pieces(pieces, quantization) if are_coded(pieces) else FORMS.get(quantization)
+
+
+def shape_of(pieces: Pieces, is_gated: bool) -> tuple[int, int, str]:
     """Return the outputs after the gate, the inputs and the dtype of a weight that consists of these pieces."""
+    if are_coded(pieces):
+        outputs = sum(piece.codes.shape[0] for piece in pieces)
+        return outputs // (2 if is_gated else 1), pieces[0].codes.shape[1], "bfloat16"
     first = pieces[0]
     n = sum(piece.end - piece.begin for piece in pieces) // (2 if is_gated else 1)
     return n, first.matrix.shape[0 if first.is_transposed else 1], dtype_name(first.matrix)
 
 
-def check_pieces(pieces: Sequence[WeightPiece], bias: paddle.Tensor | None, quantization: str) -> None:
+def check_weight(pieces: Pieces, bias: paddle.Tensor | None, quantization: str) -> None:
     """Raise ValueError, as `pack_linear` says, if a weight cannot be packed."""
+    if are_coded(pieces):
+        check_coded_pieces(pieces)
+        n, dtype = sum(piece.codes.shape[0] for piece in pieces), paddle.bfloat16
+        _check_bias(bias, n, dtype)
+        if quantization not in QUANTIZATIONS:
+            raise ValueError(f"pack_linear: quantization: expected one of {QUANTIZATIONS}, got {quantization!r}")
+    else:
+        _check_pieces(pieces, bias, quantization)
+
+
+def _check_bias(bias: paddle.Tensor | None, n: int, dtype: paddle.dtype) -> None:
+    if bias is not None and (list(bias.shape) != [n] or bias.dtype != dtype):
+        raise ValueError(f"pack_linear: bias: expected {dtype} of [{n}], got {bias.dtype} of {list(bias.shape)}")
+
+
+def _check_pieces(pieces: Sequence[WeightPiece], bias: paddle.Tensor | None, quantization: str) -> None:
     weight = pieces[0].matrix
     if weight.ndim != 2:
         raise ValueError(f"pack_linear: weight: expected [out_features, in_features], got {list(weight.shape)}")
     if len({piece.is_transposed for piece in pieces}) > 1:
         raise ValueError("pack_linear: weight: expected all pieces transposed or none, got both")
-    n = sum(piece.end - piece.begin for piece in pieces)
-    if bias is not None and (list(bias.shape) != [n] or bias.dtype != weight.dtype):
-        raise ValueError(f"pack_linear: bias: expected {weight.dtype} of [{n}], got {bias.dtype} of {list(bias.shape)}")
+    _check_bias(bias, sum(piece.end - piece.begin for piece in pieces), weight.dtype)
     if dtype_name(weight) not in ("bfloat16", "float32"):
         raise ValueError(f"pack_linear: weight: expected dtype bfloat16 or float32, got {dtype_name(weight)}")
     if quantization == NO_QUANTIZATION:

@@ -71,8 +71,8 @@ class QuantizedForm:
         return 4 * PANEL + scales * (2 if self.has_minimum else 1)
 
     def panel_bytes(self, in_features: int) -> int:
-        """Return the bytes of a panel: its header, then blocks of 64 bytes of codes."""
-        return self.header_bytes(in_features) + -(-in_features * self.weight_bits // 32) * 64
+        """Return the bytes of a panel: its header, then the codes of whole pieces of 32 inputs."""
+        return self.header_bytes(in_features) + -(-in_features // 32) * 64 * self.weight_bits
 
     def as_list(self) -> list[int]:
         """Return the form as the native libraries take it."""

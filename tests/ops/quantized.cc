@@ -31,9 +31,7 @@ struct Layer {
     return (has_four_bits() ? byte >> (i % per_block / 4 * 4) & 15 : byte) - form.code_offset();
   }
   float factor(int64_t output) const { return reinterpret_cast<const float*>(panel(output))[lane(output)]; }
-  float scale(int64_t output, int64_t i) const {
-    return form.has_scales() ? half(output, i, fd::kFactorBytes) : 1.0f;
-  }
+  float scale(int64_t output, int64_t i) const { return form.has_scales() ? half(output, i, fd::kFactorBytes) : 1.0f; }
   float minimum(int64_t output, int64_t i) const {
     return half(output, i, fd::kFactorBytes + fd::scale_bytes(form, k));
   }
@@ -41,8 +39,7 @@ struct Layer {
  private:
   float half(int64_t output, int64_t i, int64_t at) const {
     const int64_t group = form.group_size == 0 ? 0 : i / form.group_size;
-    return fd::half_to_float(
-        reinterpret_cast<const uint16_t*>(panel(output) + at)[group * fd::kPanel + lane(output)]);
+    return fd::half_to_float(reinterpret_cast<const uint16_t*>(panel(output) + at)[group * fd::kPanel + lane(output)]);
   }
 };
 

@@ -51,3 +51,13 @@ def defined_outputs(
     if residual is not None:
         sums = sums + residual.astype("float32").numpy()
     return paddle.to_tensor(sums, place=paddle.CPUPlace()).astype(dtype)
+
+
+def stored_codes(w: PackedLinear) -> NDArray[np.int32]:
+    """Return the codes of a weight packed by the CPU: [n, k], or [2 * n, k] if gated."""
+    form = form_of(w)
+    assert form is not None
+    codes = np.empty([2 * w.out_features if w.is_gated else w.out_features, w.in_features], np.int32)
+    sizes = map(ctypes.c_int64, (*form.as_list(), w.out_features, w.in_features, w.is_gated))
+    load_definition().fd_quantized_codes(ctypes.c_void_p(w.data.data_ptr()), *sizes, ctypes.c_void_p(codes.ctypes.data))
+    return codes

@@ -33,7 +33,7 @@ def around(edges: Iterable[int]) -> list[int]:
 BLOCK = max(constant("dot.h", "kColumnRows = "))  # rows of a block; 16-bit rows with two limbs count twice
 INTERLEAVED = max(constant("linear_quant.cc", "kMaxInterleavedRows = "))
 TILE = BLOCK * max(constant("linear_tiles.h", "kTileBlocks = "))
-GROUPED = {*constant("linear.cc", "kMaxGroupRows = "), *constant("linear_quant.cc", "kMaxGroupLimbRows = ")}
+GROUPED = {*constant("linear.cc", "kMaxGroupRows = "), *constant("quant_strips.h", "kMaxGroupLimbRows = ")}
 EDGES = sorted({*range(1, BLOCK + 2), *around([*GROUPED, INTERLEAVED, 2 * BLOCK, TILE // 2, TILE, 2 * TILE])})
 PRIVATE_INPUTS = constant("tuning.h", r"constexpr Tuning \w+ = {\d+, ")  # to which every thread prepares rows itself
 NORM_ELEMENTS = max(constant("tuning.h", "kMinParallelNormElements = "))

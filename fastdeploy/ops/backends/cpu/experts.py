@@ -21,8 +21,8 @@ from fastdeploy.ops.experts import (
     RouterRule,
     SharedExpert,
 )
-from fastdeploy.ops.linear import WeightPiece, check_pieces, dtype_name, shape_of
-from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, PANEL, form_of
+from fastdeploy.ops.linear import Pieces, check_weight, dtype_name, form_of_weight, shape_of
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, form_of
 
 
 def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
@@ -42,19 +42,19 @@ def gate_shape(num_experts: int, hidden_size: int) -> tuple[int, int, int]:
 
 
 def pack_experts(
-    weights: Sequence[Sequence[WeightPiece]], quantization: str = NO_QUANTIZATION, is_gated: bool = False
+    weights: Sequence[Pieces], quantization: str = NO_QUANTIZATION, is_gated: bool = False
 ) -> PackedExperts:
     """Pack each expert as `pack_linear` does, one after the other in one allocation."""
-    packed, form = None, FORMS.get(quantization)
+    packed = None
     for index, pieces in enumerate(weights):  # each is read once
-        check_pieces(pieces, None, quantization)
-        shape = shape_of(pieces, is_gated)
+        check_weight(pieces, None, quantization)
+        kind = (*shape_of(pieces, is_gated), form_of_weight(pieces, quantization))
         if packed is None:
-            (n, k, dtype), first = shape, shape
+            (n, k, dtype, form), first = kind, kind
             size = num_packed_elements(n, k, form, is_gated)
             packed = allocate_streamed([len(weights) * size], dtype if form is None else "uint8")
-        if shape != first:
-            raise ValueError(f"pack_experts: weights: expected experts of {first}, got {shape}")
+        if kind != first:
+            raise ValueError(f"pack_experts: weights: expected experts of {first}, got {kind}")
         pack_into(packed[index * size : (index + 1) * size], pieces, form, is_gated)
     if packed is None:
         raise ValueError("pack_experts: weights: expected at least one expert")

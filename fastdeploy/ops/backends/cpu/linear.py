@@ -10,19 +10,21 @@ import paddle
 
 from fastdeploy.ops.backends.cpu.library import run_native
 from fastdeploy.ops.backends.cpu.memory import allocate_streamed
-from fastdeploy.ops.linear import PackedLinear, WeightPiece, pieces_of, shape_of
+from fastdeploy.ops.coded_piece import CodedPiece, are_coded
+from fastdeploy.ops.linear import PackedLinear, Pieces, form_of_weight, pieces_of, shape_of
 from fastdeploy.ops.norm import NormParams
-from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, PANEL, QuantizedForm, form_of
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm, form_of
 
 
 def pack_linear(
-    weight: paddle.Tensor | Sequence[WeightPiece],
+    weight: paddle.Tensor | Pieces,
     bias: paddle.Tensor | None = None,
     quantization: str = NO_QUANTIZATION,
     is_gated: bool = False,
 ) -> PackedLinear:
     """Pack panels of 16 outputs, so that a kernel reads the weight in one sequential stream."""
-    pieces, form = pieces_of(weight), FORMS.get(quantization)
+    pieces = pieces_of(weight)
+    form = form_of_weight(pieces, quantization)
     n, k, dtype = shape_of(pieces, is_gated)
     size = num_packed_elements(n, k, form, is_gated)
     packed = allocate_streamed([size], dtype if form is None else "uint8")
@@ -37,8 +39,10 @@ def num_packed_elements(n: int, k: int, form: QuantizedForm | None, is_gated: bo
     return num_panels * (PANEL * ((k + 1) // 2 * 2) if form is None else form.panel_bytes(k))
 
 
-def pack_into(packed: paddle.Tensor, pieces: Sequence[WeightPiece], form: QuantizedForm | None, is_gated: bool) -> None:
+def pack_into(packed: paddle.Tensor, pieces: Pieces, form: QuantizedForm | None, is_gated: bool) -> None:
     """Write the packed weight to memory of num_packed_elements."""
+    if are_coded(pieces):
+        return _pack_codes_into(packed, pieces, form, is_gated)
     begins, ends = [piece.begin for piece in pieces], [piece.end for piece in pieces]
     stored = [piece.matrix.contiguous() for piece in pieces]
     is_transposed = pieces[0].is_transposed
@@ -46,6 +50,17 @@ def pack_into(packed: paddle.Tensor, pieces: Sequence[WeightPiece], form: Quanti
         run_native("fd_pack_linear", stored, packed, begins, ends, is_transposed, is_gated)
     else:
         run_native("fd_pack_quantized", stored, packed, begins, ends, is_transposed, form.as_list(), is_gated)
+
+
+def _pack_codes_into(
+    packed: paddle.Tensor, pieces: Sequence[CodedPiece], form: QuantizedForm | None, is_gated: bool
+) -> None:
+    if form is None:
+        raise ValueError("pack_linear: quantization: expected a format for a weight of codes, got none")
+    codes = [piece.codes.contiguous().view("uint8") for piece in pieces]
+    factors, scales, minimums = map(list, zip(*(piece.parts() for piece in pieces), strict=True))
+    sizes = [piece.group_size for piece in pieces]
+    run_native("fd_pack_coded", codes, factors, scales, minimums, packed, sizes, form.as_list(), is_gated)
 
 
 def first_outputs(w: PackedLinear, count: int) -> PackedLinear:

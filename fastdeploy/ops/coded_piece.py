@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that are quantized already: codes, scales and minimums as files of quantized models store them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+import paddle
+from paddle import Tensor
+
+from fastdeploy.ops.quantized_form import FORMS, GROUP_SIZES, QuantizedForm
+
+
+@dataclass(frozen=True)
+class CodedPiece:
+    """Some outputs of a linear layer as codes: a weight is code * scale, or code * scale + minimum.
+
+    `pack_linear` keeps every code. Scales and minimums in float16 are kept too; those in float32 are divided by the
+    power of two of the output's largest scale and rounded to float16, unless an output has a single scale and no
+    minimum.
+
+    Attributes:
+        codes: [outputs, inputs] int8, or uint8 from 0 on if there are minimums.
+        scales: [outputs, groups] float16 or float32.
+        minimums: as scales, or None.
+        group_size: inputs that share a scale: 32, 64 or 128; the last group may be shorter. 0: one scale per output.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    minimums: Tensor | None = None
+    group_size: int = 0
+
+    @property
+    def has_factors_only(self) -> bool:
+        """Return whether an output has a single scale and no minimum."""
+        return self.group_size == 0 and self.minimums is None
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return factors [outputs] float32, and scales and minimums in float16, with no elements where there are none.
+
+        A weight is (code * scale + minimum) * factor.
+        """
+        outputs, none = self.codes.shape[0], paddle.zeros([0], "float16")
+        if self.has_factors_only:
+            return self.scales.reshape([outputs]).astype("float32"), none, none
+        minimums = none if self.minimums is None else self.minimums
+        if self.scales.dtype == paddle.float16:
+            return paddle.ones([outputs]), self.scales, minimums
+        largest = self.scales.abs().max(axis=1, keepdim=True)
+        if self.minimums is not None:  # which then are below 2^13
+            largest = paddle.maximum(largest, self.minimums.abs().max(axis=1, keepdim=True) * 2.0**-12)
+        factors = 2.0 ** paddle.where(largest > 0, largest, paddle.ones_like(largest)).log2().floor()
+        minimums = none if self.minimums is None else (self.minimums / factors).astype("float16")
+        return factors.reshape([outputs]), (self.scales / factors).astype("float16"), minimums
+
+
+def are_coded(pieces: Sequence[object]) -> TypeGuard[Sequence[CodedPiece]]:
+    """Return whether a weight consists of codes."""
+    return all(isinstance(piece, CodedPiece) for piece in pieces)
+
+
+def form_of_pieces(pieces: Sequence[CodedPiece], quantization: str) -> QuantizedForm:
+    """Return the form in which a weight of these pieces is packed: with the smallest of their groups.
+
+    Args:
+        quantization: one of QUANTIZATIONS: the bits of codes and rows.
+    """
+    form = replace(FORMS[quantization], has_minimum=any(piece.minimums is not None for piece in pieces))
+    sizes = [piece.group_size for piece in pieces if piece.group_size]
+    return replace(form, group_size=min(sizes, default=0))
+
+
+def check_coded_pieces(pieces: Sequence[CodedPiece]) -> None:
+    """Raise ValueError if the tensors of a weight do not fit together."""
+    num_inputs = pieces[0].codes.shape[-1]
+    for piece in pieces:
+        dtype = paddle.int8 if piece.minimums is None else paddle.uint8
+        if piece.group_size not in GROUP_SIZES:
+            raise ValueError(f"pack_linear: group_size: expected one of {GROUP_SIZES}, got {piece.group_size}")
+        if piece.codes.ndim != 2 or piece.codes.dtype != dtype or piece.codes.shape[1] != num_inputs:
+            found = f"{piece.codes.dtype} of {list(piece.codes.shape)}"
+            raise ValueError(f"pack_linear: codes: expected {dtype} of [outputs, {num_inputs}], got {found}")
+        shape = [piece.codes.shape[0], -(-num_inputs // piece.group_size) if piece.group_size else 1]
+        for name, values in (("scales", piece.scales), ("minimums", piece.minimums)):
+            if values is None:
+                continue
+            if list(values.shape) != shape or values.dtype not in (paddle.float16, paddle.float32):
+                found = f"{values.dtype} of {list(values.shape)}"
+                raise ValueError(f"pack_linear: {name}: expected float16 or float32 of {shape}, got {found}")
+        if piece.minimums is not None and piece.minimums.dtype != piece.scales.dtype:
+            raise ValueError(f"pack_linear: minimums: expected {piece.scales.dtype}, got {piece.minimums.dtype}")
+
+
+def decode(piece: CodedPiece) -> Tensor:
+    """Return the weights [outputs, inputs] float32 for which a packed piece stands."""
+    factors, scales, minimums = piece.parts()
+    values = piece.codes.astype("float32")
+    if scales.size:
+        values = values * _per_input(scales, piece)
+    if minimums.size:
+        values = values + _per_input(minimums, piece)
+    return values * factors.unsqueeze(1)
+
+
+def _per_input(values: Tensor, piece: CodedPiece) -> Tensor:
+    """Repeat a value of each group for the inputs of the group."""
+    num_inputs = piece.codes.shape[1]
+    repeated = paddle.repeat_interleave(values.astype("float32"), piece.group_size or num_inputs, axis=1)
+    return repeated[:, :num_inputs]

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that are quantized already keep every code, and are multiplied as custom_ops/common/quant.h defines it."""
+
+from dataclasses import replace
+
+import numpy as np
+import paddle
+import pytest
+from numpy.typing import NDArray
+
+from fastdeploy.ops.backends.cpu import library
+from fastdeploy.ops.coded_piece import CodedPiece, decode
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.experts import pack_experts
+from fastdeploy.ops.linear import PackedLinear, linear, pack_linear
+from fastdeploy.ops.quantized_form import QUANTIZATIONS, QuantizedForm, form_of
+from tests.ops.bits import assert_same_bits, bits
+from tests.ops.coded import random_coded
+from tests.ops.quantized import defined_outputs, stored_codes
+
+SIZES = [(40, 5), (33, 33), (48, 133), (21, 576), (16, 1536)]
+FORMS = [  # each size of groups with and without minimums, each format of rows
+    (quantization, group_size, has_minimum)
+    for index, group_size in enumerate((0, 32, 64, 128))
+    for minimum_index, has_minimum in enumerate((False, True))
+    for quantization in (QUANTIZATIONS if group_size == 32 else QUANTIZATIONS[(index + minimum_index) % 2 :: 2])
+]
+
+
+def bits_of(quantization: str) -> int:
+    """Return the bits of the codes of a format."""
+    return QuantizedForm(quantization).weight_bits
+
+
+def one_hot_outputs(w: PackedLinear) -> NDArray[np.float32]:
+    """Return the weights [n, k] as the kernel multiplies them by rows of a single 1."""
+    out = paddle.zeros([w.in_features, w.out_features])
+    linear(paddle.eye(w.in_features).astype("bfloat16"), w, out, w.in_features)
+    return np.asarray(out.numpy().T)
+
+
+@pytest.mark.parametrize(("quantization", "group_size", "has_minimum"), FORMS)
+@pytest.mark.parametrize("size", range(len(SIZES)))
+def test_codes_are_kept_and_multiplied_as_defined(
+    quantization: str, group_size: int, has_minimum: bool, size: int
+) -> None:
+    n, k = SIZES[size]
+    piece = random_coded(n, k, bits_of(quantization), group_size, has_minimum, seed=size)
+    weight = pack_linear([piece], random_rows(1, n, "bfloat16", 2).reshape([-1]), quantization)
+    assert form_of(weight) == QuantizedForm(quantization, group_size, has_minimum)
+    assert np.array_equal(stored_codes(weight), piece.codes.numpy())
+    if library.isa() == "portable":
+        return  # rounds products
+    if library.isa().startswith("avx512") and form_of(weight) == QuantizedForm("wint8") and k > 256:
+        return  # sums longer pieces
+    for rows in (1, 3, 13, 20):
+        x, out = random_rows(rows, k, "bfloat16", 3), paddle.zeros([rows, n])
+        linear(x, weight, out, rows)
+        assert_same_bits(bits(out), bits(defined_outputs(x, weight, "float32")), f"{quantization} {n}x{k}, {rows} rows")
+
+
+@pytest.mark.parametrize("quantization", ["wint8", "wint4"])
+@pytest.mark.parametrize("has_minimum", [False, True])
+@pytest.mark.parametrize("group_size", [0, 64])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_weight_is_code_times_scale_plus_minimum(
+    quantization: str, has_minimum: bool, group_size: int, dtype: str
+) -> None:
+    piece = random_coded(24, 133, bits_of(quantization), group_size, has_minimum, 5, dtype)
+    expected = decode(piece).numpy()
+    found = one_hot_outputs(pack_linear([piece], None, quantization))
+    assert np.allclose(found, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+    if dtype == "float16":
+        values = np.repeat(piece.scales.numpy().astype(np.float32), group_size or 133, axis=1)[:, :133]
+        exact = piece.codes.numpy() * values.astype(np.float64)
+        if piece.minimums is not None:
+            exact = exact + np.repeat(piece.minimums.numpy().astype(np.float64), group_size or 133, axis=1)[:, :133]
+        assert np.allclose(expected, exact, rtol=1e-6, atol=1e-6)
+
+
+def test_scales_of_float32_are_rounded_relative_to_the_largest_of_their_output() -> None:
+    piece = random_coded(24, 96, 4, 32, False, 5)
+    scales = piece.scales.astype("float32") * 2.0**-30
+    exact = decode(piece).numpy() * 2.0**-30
+    found = one_hot_outputs(pack_linear([replace(piece, scales=scales)], None, "wint4"))
+    assert np.allclose(found, exact, rtol=2.0**-11, atol=2.0**-24 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("quantization", ["wint8", "w8a8"])
+def test_pieces_of_several_kinds_form_one_weight(quantization: str) -> None:
+    pieces = [
+        random_coded(24, 160, 4, 128, False, 1),
+        random_coded(7, 160, 8, 64, True, 2),
+        random_coded(1, 160, 8, 0, False, 3, "float32"),
+        random_coded(32, 160, 4, 32, True, 4),
+    ]
+    weight = pack_linear(pieces, None, quantization, is_gated=True)
+    assert form_of(weight) == QuantizedForm(quantization, 32, has_minimum=True)
+    codes = [piece.codes.numpy().astype(int) + (0 if piece.minimums is not None else 128) for piece in pieces]
+    assert np.array_equal(stored_codes(weight), np.concatenate(codes))
+    ungated = pack_linear(pieces, None, quantization)
+    expected = np.concatenate([decode(piece).numpy() for piece in pieces])
+    codes_of_no_minimum = np.abs(expected).max(axis=1, keepdims=True) + 128 * np.abs(expected).max()
+    assert (np.abs(one_hot_outputs(ungated) - expected) <= 2e-7 * codes_of_no_minimum).all()
+
+
+def test_experts_are_packed_from_codes_one_after_the_other() -> None:
+    pieces = [[random_coded(48, 64, 4, 64, True, seed)] for seed in range(3)]
+    packed = pack_experts(pieces, "w4a8")
+    each = [pack_linear(expert, None, "w4a8").data.numpy() for expert in pieces]
+    assert np.array_equal(packed.data.numpy(), np.concatenate(each))
+    assert form_of(packed) == QuantizedForm("w4a8", 64, has_minimum=True)
+    with pytest.raises(ValueError, match="expected experts of"):
+        pack_experts([*pieces, [random_coded(48, 64, 4, 32, True, 9)]], "w4a8")
+
+
+GOOD = random_coded(16, 64, 8, 32, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("piece", "quantization", "message"),
+    [
+        (replace(GOOD, scales=GOOD.scales * float("inf")), "wint8", "scales: expected finite values"),
+        (replace(GOOD, minimums=GOOD.minimums * float("nan")), "wint8", "scales: expected finite values"),
+        (GOOD, "wint4", "codes: expected codes of four bits"),
+        (random_coded(16, 64, 8, 32, False, 1), "w4a8", "codes: expected codes of four bits"),
+        (replace(GOOD, group_size=48), "wint8", "group_size: expected one of"),
+        (replace(GOOD, group_size=64), "wint8", "scales: expected float16 or float32 of"),
+        (replace(GOOD, minimums=None), "wint8", "codes: expected paddle.int8 of"),
+        (replace(GOOD, minimums=GOOD.minimums.astype("float32")), "wint8", "minimums: expected paddle.float16"),
+        (GOOD, "none", "quantization: expected one of"),
+        (GOOD, "wint4_min", "quantization: expected one of"),
+    ],
+)
+def test_codes_that_do_not_fit_are_refused(piece: CodedPiece, quantization: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack_linear([piece], None, quantization)
+
+
+def test_a_scale_without_room_for_its_minimum_is_refused() -> None:
+    large = replace(random_coded(16, 64, 8, 32, False, 1), scales=paddle.full([16, 2], 1000.0, "float16"))
+    with pytest.raises(ValueError, match="scales: expected finite values"):
+        pack_linear([large, GOOD], None, "wint8")
