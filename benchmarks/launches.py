@@ -4,10 +4,10 @@
 A plain loop (custom_ops/roofline/lines.h) loads each line of the memory that the kernel reads, weights or keys
 and values, expands it as the format requires and multiplies it by the same number of rows, with the same threads. The
 sums that a format requires belong to it: the two halves of a 16-bit row are combined (`wint8`, `wint4`), and a group's
-sum times its scale is added to a total (`wint4`, `w4a8`). The loop does not prepare rows, scale or write outputs, or
-compute a softmax. For each kind of operator it runs in the fastest of several forms (FORMS), found by trial. If a
-kernel is faster than its loop even so, the kernel's time replaces the loop's, so that the sum of all loops is never
-above the time of the operators.
+sum times its scales is added to a total (all formats but `wint8`). The loop does not prepare rows, scale or write
+outputs, or compute a softmax. For each kind of operator it runs in the fastest of several forms (FORMS), found by
+trial. If a kernel is faster than its loop even so, the kernel's time replaces the loop's, so that the sum of all loops
+is never above the time of the operators.
 """
 
 from __future__ import annotations

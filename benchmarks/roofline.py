@@ -77,7 +77,7 @@ def integer_products(quantization: str) -> int:
     """
     if quantization == NO_QUANTIZATION:
         return 0
-    return int(load_loops().fd_row_limbs(ctypes.c_int64(FORMS.index(quantization))))
+    return int(load_loops().fd_row_limbs(ctypes.c_int64(FORMS[quantization].as_list()[0])))
 
 
 def add_clock_flag(parser: argparse.ArgumentParser) -> None:

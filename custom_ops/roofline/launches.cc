@@ -21,7 +21,7 @@ double seconds_of(clockid_t clock) {
 template <class Result, class Visit>
 Result for_each_expert(const ExpertMatrices& m, const int32_t* starts, const Visit& visit) {
   const int64_t width = m.dtype == DType::kBfloat16 ? 2 : 4;
-  const int64_t bytes = m.is_quantized ? quantized_size(m.quantization, m.outputs, m.inputs, m.gated)
+  const int64_t bytes = m.is_quantized ? quantized_size(m.form, m.outputs, m.inputs, m.gated)
                                        : width * packed_size(m.outputs, m.inputs, m.gated);
   Result sum{};
   for (int64_t e = 0; e < m.num_experts; ++e)
@@ -34,7 +34,7 @@ template <class Visit>
 auto visit_matrix(const ExpertMatrices& m, const uint8_t* packed, int64_t rows, int64_t n, int64_t k, Visit&& visit) {
   QuantizedLinearArgs a{};
   a.packed = packed, a.rows = rows, a.n = n, a.k = k;
-  a.gated = m.gated, a.dtype = a.out_dtype = m.dtype, a.quantization = m.quantization;
+  a.gated = m.gated, a.dtype = a.out_dtype = m.dtype, a.form = m.form;
   return m.is_quantized ? visit(a) : visit(static_cast<const LinearArgs&>(a));
 }
 
@@ -85,8 +85,8 @@ struct CountWork {
     return {width * static_cast<double>(packed_size(a.n, a.k, a.gated)), products(a), 0};
   }
   Work operator()(const QuantizedLinearArgs& a) const {
-    const auto bytes = static_cast<double>(quantized_size(a.quantization, a.n, a.k, a.gated));
-    return {bytes, 0, static_cast<double>(roofline::row_limbs(a.quantization)) * products(a)};
+    const auto bytes = static_cast<double>(quantized_size(a.form, a.n, a.k, a.gated));
+    return {bytes, 0, static_cast<double>(roofline::row_limbs(a.form.quantization)) * products(a)};
   }
   Work operator()(const AttentionArgs& a) const {
     const double width = a.cache.dtype == DType::kInt8 ? 1 : a.cache.dtype == DType::kBfloat16 ? 2 : 4;

@@ -16,8 +16,9 @@ using roofline::LoopForm;
 
 // How the lines of each format are expanded to weight units, and how sums are combined.
 struct PlainLines {
-  static constexpr int kLimbs = 1;           // sums per row and output
-  static constexpr bool kIsGrouped = false;  // every kRowUnitLines lines have a scale
+  static constexpr int kLimbs = 1;            // sums per row and output
+  static constexpr int kPieceLines = 0;       // lines after which sums are scaled and added to totals; 0: never
+  static constexpr bool kScalesRows = false;  // pieces of rows have scales
 };
 struct Fp32Lines : PlainLines {
   using RowUnit = float;
@@ -44,7 +45,9 @@ struct CachedLines : PairLines {
 template <Quantization kQuantization>
 struct QuantizedLines : WeightLines<has_four_bits(kQuantization)> {
   static constexpr int kLimbs = fd::FD_ISA::kLimbs<kQuantization>;
-  static constexpr bool kIsGrouped = has_four_bits(kQuantization);
+  static constexpr int kPieceLines =
+      joins_pieces(kQuantization) ? static_cast<int>(kPiece / block_k(kQuantization)) : 0;
+  static constexpr bool kScalesRows = !has_16_bit_rows(kQuantization);
 };
 
 FD_INLINE void clear(FP32Vec16& x) { x = zero(); }
@@ -59,7 +62,6 @@ FD_INLINE void set_row_unit(RowQuad& unit) {
 
 constexpr int kLoopRows = kColumnRows;  // maximum limbs of rows whose sums share the registers
 constexpr int64_t kRowUnitLines = 16;   // lines after which the row units repeat
-static_assert(kRowUnitLines == kGroup / block_k(Quantization::kWint4), "the row units repeat with each 4-bit group");
 
 // Returns row units to multiply by, for any number of rows.
 template <class Lines>
@@ -75,11 +77,12 @@ const typename Lines::RowUnit* loop_row_units() {
 }
 
 // NV streams of lines, and what is prefetched meanwhile: line i + `ahead` of the same streams or, after their end, of
-// those that start at `next`. If groups have scales, the scales of a stream start scale_bytes before it.
+// those that start at `next`. If groups have scales, those of a stream start header_bytes - kFactorBytes before it.
 template <int NV>
 struct LineStreams {
   const uint8_t *begin[NV], *next[NV];
-  int64_t count, ahead, scale_bytes;
+  int64_t count, ahead, header_bytes;
+  int group_shift;
 };
 
 // Lines [begin, end) of streams, which `count` blocks of rows multiply one after the other; block `index` prefetches
@@ -94,16 +97,22 @@ FD_INLINE FP32Vec16 join_limbs(const INT32Vec16* limbs, int64_t stride, int coun
   return count == 1 ? high : fma(high, splat(256.0f), to_float(limbs[stride]));
 }
 
-// Adds the sums of a group times its scales to totals.
-template <int kNumLimbs, int MR, int NV>
-FD_INLINE void add_groups(const INT32Vec16 (&acc)[MR][NV], const LineStreams<NV>& s, int64_t group,
-                          FP32Vec16 (&totals)[MR / kNumLimbs][NV]) {
+// Adds the sums of a piece, times their scales, to totals.
+template <class Lines, int MR, int NV>
+FD_INLINE void add_piece(const INT32Vec16 (&acc)[MR][NV], const LineStreams<NV>& s, int64_t piece,
+                         FP32Vec16 (&totals)[MR / Lines::kLimbs][NV]) {
+  static const float row_scales[MR] = {};
+  const bool has_scales = s.header_bytes > kFactorBytes;
 #pragma GCC unroll 4
   for (int v = 0; v < NV; ++v) {
-    const FP32Vec16 scale = load_bf16(reinterpret_cast<const uint16_t*>(s.begin[v] - s.scale_bytes) + group * kPanel);
+    const uint8_t* scales = s.begin[v] - s.header_bytes + kFactorBytes + (piece >> s.group_shift) * 2 * kPanel;
+    const FP32Vec16 scale = has_scales ? load_half(reinterpret_cast<const uint16_t*>(scales)) : splat(1.0f);
 #pragma GCC unroll 32
-    for (int r = 0; r < MR / kNumLimbs; ++r)
-      totals[r][v] = fma(join_limbs(&acc[kNumLimbs * r][v], NV, kNumLimbs), scale, totals[r][v]);
+    for (int r = 0; r < MR / Lines::kLimbs; ++r) {
+      FP32Vec16 both = Lines::kScalesRows ? splat(row_scales[r]) : scale;
+      if (Lines::kScalesRows && has_scales) both = mul(scale, both);
+      totals[r][v] = fma(join_limbs(&acc[Lines::kLimbs * r][v], NV, Lines::kLimbs), both, totals[r][v]);
+    }
   }
 }
 
@@ -121,7 +130,7 @@ __attribute__((noinline)) int64_t multiply_lines(const LineStreams<NV>& streams,
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) {
       clear(acc[r][v]);
-      if (Lines::kIsGrouped) totals[r / Lines::kLimbs][v] = zero();
+      if (Lines::kPieceLines > 0) totals[r / Lines::kLimbs][v] = zero();
     }
   int64_t skipped = slot.index;  // lines until this block prefetches again
   for (int64_t first = slot.begin; first < slot.end; first += kRowUnitLines) {
@@ -132,30 +141,33 @@ __attribute__((noinline)) int64_t multiply_lines(const LineStreams<NV>& streams,
       ahead[v] = is_over ? s.next[v] + 64 * (first + s.ahead - s.count) : lines[v] + 64 * s.ahead;
     }
     const int64_t left = slot.end - first, count = left < kRowUnitLines ? left : kRowUnitLines;
-    for (int64_t line = 0; line < count; ++line) {
-      const bool prefetches = skipped == 0;
-      skipped = prefetches ? slot.count - 1 : skipped - 1;
-      for (int v = 0; prefetches && v < NV; ++v)
-        __builtin_prefetch(ahead[v] + 64 * line, 0, MR <= 4 || kTuning.weight_streams == 1 ? 3 : 2);
+    for (int64_t line = 0; line < count;) {
+      const int64_t end =
+          Lines::kPieceLines > 0 && line + Lines::kPieceLines < count ? line + Lines::kPieceLines : count;
+      for (; line < end; ++line) {
+        const bool prefetches = skipped == 0;
+        skipped = prefetches ? slot.count - 1 : skipped - 1;
+        for (int v = 0; prefetches && v < NV; ++v)
+          __builtin_prefetch(ahead[v] + 64 * line, 0, MR <= 4 || kTuning.weight_streams == 1 ? 3 : 2);
 #pragma GCC unroll 4
-      for (int u = 0; u < Lines::kUnits; ++u) {
-        typename Lines::WeightUnit units[NV];
+        for (int u = 0; u < Lines::kUnits; ++u) {
+          typename Lines::WeightUnit units[NV];
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) units[v] = Lines::unit(lines[v] + 64 * line, u);
-        accumulate_products(acc, x + (line * Lines::kUnits + u) * MR, units);
+          for (int v = 0; v < NV; ++v) units[v] = Lines::unit(lines[v] + 64 * line, u);
+          accumulate_products(acc, x + (line * Lines::kUnits + u) * MR, units);
+        }
       }
-    }
-    if constexpr (Lines::kIsGrouped) {
-      add_groups<Lines::kLimbs>(acc, s, first / kRowUnitLines, totals);
-      if (MR * NV + rows * NV > 24) asm volatile("" : "+m"(totals));  // keeps the registers for sums
+      if constexpr (Lines::kPieceLines > 0) {
+        add_piece<Lines>(acc, s, (first + line - 1) / Lines::kPieceLines, totals);
 #pragma GCC unroll 32
-      for (int r = 0; r < MR; ++r)
+        for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) clear(acc[r][v]);
+          for (int v = 0; v < NV; ++v) clear(acc[r][v]);
+      }
     }
   }
   // Use all sums, so that the compiler does not remove products.
-  if constexpr (Lines::kIsGrouped) {
+  if constexpr (Lines::kPieceLines > 0) {
     asm volatile("" : : "m"(totals));
   } else if constexpr (Lines::kLimbs == 2) {
 #pragma GCC unroll 32
@@ -187,6 +199,7 @@ struct LineRun {
   int64_t bytes;         // from one stream to the next
   int64_t lines;         // per stream
   int64_t scales_at, scale_bytes;  // offset of the scales from the first line of a stream, and their size
+  int group_shift;                 // of scales before the lines
   int64_t ahead_bytes;
 
   template <int NV>
@@ -199,7 +212,7 @@ struct LineRun {
     }
     const int64_t max_height = ahead_bytes / (64 * NV);
     result.count = lines;
-    result.scale_bytes = -scales_at;
+    result.header_bytes = -scales_at, result.group_shift = group_shift;
     result.ahead = max_height < lines ? max_height : lines;
     return result;
   }

@@ -15,12 +15,12 @@ constexpr int64_t kLineBytes = 64;
 
 void count(int64_t lines, int64_t& total) { __atomic_fetch_add(&total, lines, __ATOMIC_RELAXED); }
 
-// Multiplies packed panels, each of which is a header of scales followed by lines.
+// Multiplies packed panels, each of which is a header, with scales for groups of lines, followed by lines.
 template <class Lines>
-int64_t panels_loop(const LinearArgs& a, int64_t panel_bytes, int64_t header, const LoopForm& form) {
+int64_t panels_loop(const LinearArgs& a, int64_t panel_bytes, int64_t header, int group_shift, const LoopForm& form) {
   const auto* packed = static_cast<const uint8_t*>(a.packed) + header;
   const int64_t lines = (panel_bytes - header) / kLineBytes;
-  const LineRun run = {packed, nullptr, panel_bytes, lines, -header, header, form.ahead_bytes};
+  const LineRun run = {packed, nullptr, panel_bytes, lines, -header, header, group_shift, form.ahead_bytes};
   int64_t total = 0;
   for_each_tile(a, RowBlocks(1),
                 [&](const Tile& tile) { count(multiply_run<Lines>(run, tile.panel, tile.last, a.rows, form), total); });
@@ -79,7 +79,7 @@ int64_t kv_loop(const AttentionArgs& a, int64_t width, const LoopForm& form) {
     if (next.tiles == 0) next = now;
     const auto multiply = [&](const uint8_t* data, const uint8_t* ahead, int64_t bytes) {
       const int64_t codes = bytes - scales;
-      const LineRun run = {data, ahead, bytes, codes / kLineBytes, codes, scales, now.tiles * bytes};
+      const LineRun run = {data, ahead, bytes, codes / kLineBytes, codes, scales, 0, now.tiles * bytes};
       count(multiply_run<Lines>(run, 0, now.tiles, now.rows, form), total);
     };
     multiply(now.keys, next.keys, blocks.key_bytes);
@@ -97,23 +97,15 @@ using namespace FD_ISA;
 
 int64_t linear_loop(const LinearArgs& a, const LoopForm& form) {
   const int64_t panel_size = (a.k + 1) / 2 * 2 * kPanel;
-  return a.dtype == DType::kBfloat16 ? panels_loop<Bf16Lines>(a, 2 * panel_size, 0, form)
-                                     : panels_loop<Fp32Lines>(a, 4 * panel_size, 0, form);
+  return a.dtype == DType::kBfloat16 ? panels_loop<Bf16Lines>(a, 2 * panel_size, 0, 0, form)
+                                     : panels_loop<Fp32Lines>(a, 4 * panel_size, 0, 0, form);
 }
 
 int64_t linear_quantized_loop(const QuantizedLinearArgs& a, const LoopForm& form) {
-  const int64_t bytes = quantized_panel_bytes(a.quantization, a.k), header = scale_bytes(a.quantization, a.k);
-  switch (a.quantization) {
-    case Quantization::kWint8:
-      return panels_loop<QuantizedLines<Quantization::kWint8>>(a, bytes, header, form);
-    case Quantization::kWint4:
-      return panels_loop<QuantizedLines<Quantization::kWint4>>(a, bytes, header, form);
-    case Quantization::kW8a8:
-      return panels_loop<QuantizedLines<Quantization::kW8a8>>(a, bytes, header, form);
-    case Quantization::kW4a8:
-      return panels_loop<QuantizedLines<Quantization::kW4a8>>(a, bytes, header, form);
-  }
-  return 0;
+  const int64_t bytes = quantized_panel_bytes(a.form, a.k), header = header_bytes(a.form, a.k);
+  return dispatch_format(a.form, [&](auto format) {
+    return panels_loop<QuantizedLines<format.value>>(a, bytes, header, a.form.group_shift(), form);
+  });
 }
 
 int64_t row_limbs(Quantization quantization) { return has_16_bit_rows(quantization) ? kLimbsOf16Bits : 1; }

@@ -18,9 +18,9 @@ from fastdeploy.config.server_config import ServerConfig
 __all__ = ["FLAGS", "FLAG_BY_NAME", "Flag", "FlagClass"]
 
 _QUANTIZATION_HELP = (
-    "none, wint8, wint4 (integer weights), w8a8 or w4a8 (integer activations as well), quantized at load; or a format "
-    'per part (attention, mlp, experts, head), such as \'{"attention": "wint8", "mlp": "wint4"}\' (default: what '
-    "config.json asks for, else none)"
+    "none, wint8, wint4, wint4_min (integer weights), w8a8, w4a8 or w4a8_min (integer activations as well), quantized "
+    'at load; or a format per part (attention, mlp, experts, head), such as \'{"attention": "wint8", "mlp": "wint4"}\' '
+    "(default: what config.json asks for, else none)"
 )
 _SPECULATIVE_HELP = 'such as \'{"method": "ngram", "num_speculative_tokens": 5}\' (default: no speculation)'
 _GRAPHS_HELP = (

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
+from typing import TYPE_CHECKING
 
 import paddle
 from paddle import Tensor
 
 from fastdeploy.ops.quantized_form import FORMS, GROUP_SIZES, QuantizedForm
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from fastdeploy.ops.linear import WeightPiece
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class CodedPiece:
         return factors.reshape([outputs]), (self.scales / factors).astype("float16"), minimums
 
 
-def are_coded(pieces: Sequence[object]) -> TypeGuard[Sequence[CodedPiece]]:
+def are_coded(pieces: Sequence[WeightPiece] | Sequence[CodedPiece]) -> TypeIs[Sequence[CodedPiece]]:
     """Return whether a weight consists of codes."""
     return all(isinstance(piece, CodedPiece) for piece in pieces)
 

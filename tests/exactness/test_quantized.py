@@ -76,8 +76,10 @@ def test_each_format_has_its_own_fingerprint_and_size() -> None:
         "none",
         "wint8",
         "attention wint4, mlp wint4, head wint8",
+        "attention wint4_min, mlp wint4_min, head wint8",
         "w8a8",
         "attention w4a8, mlp w4a8, head w8a8",
+        "attention w4a8_min, mlp w4a8_min, head w8a8",
     ]
     sizes = [engine.describe()["weights_bytes"] for engine in engines]
-    assert sizes[0] > sizes[1] > sizes[2] and sizes[1:3] == sizes[3:5]
+    assert sizes[0] > sizes[1] > sizes[3] > sizes[2] and sizes[1:4] == sizes[4:7]

@@ -323,7 +323,7 @@ def test_checksums_can_be_left_out(copy: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_another_layout_and_another_device_are_refused(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(BACKEND), "weight_layout", "panels32-1")
-    with pytest.raises(ConfigError, match="has layout 'panels16-1', expected panels32-1; run fastdeploy quantize"):
+    with pytest.raises(ConfigError, match="has layout 'panels16-2', expected panels32-1; run fastdeploy quantize"):
         load(packed)
     monkeypatch.setattr(type(BACKEND), "weight_layout", GpuBackend.weight_layout)
     monkeypatch.setattr(type(BACKEND), "device", "gpu")

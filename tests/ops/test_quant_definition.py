@@ -52,3 +52,15 @@ def test_rows_with_nan_or_infinity_become_nan(quantization: str) -> None:
     linear(x, weight, out, 4)
     assert np.isnan(defined_outputs(x, weight, "float32").numpy()).all(axis=1).tolist() == [False, True, True, False]
     assert np.isnan(out.numpy()).all(axis=1).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("quantization", ["w8a8", "w4a8", "w4a8_min"])
+def test_an_outlier_among_inputs_without_weights_changes_no_bit(quantization: str) -> None:
+    weight = random_rows(48, 200, "bfloat16", 1)
+    weight[:, 32:64] = 0.0
+    packed, x = pack_linear(weight, None, quantization), random_rows(9, 200, "bfloat16", 3)
+    out = [paddle.zeros([9, 48]), paddle.zeros([9, 48])]
+    for result in out:
+        linear(x, packed, result, 9)
+        x[:, 40] *= 1000.0
+    assert_same_bits(bits(out[1]), bits(out[0]), quantization)

@@ -113,7 +113,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         lambda: pack_linear(floats(8, 4, dtype="float64")),
     ),
     (
-        "pack_linear: quantization: expected one of none, wint8, wint4, w8a8, w4a8, got 'int8'",
+        "pack_linear: quantization: expected one of none, wint8, wint4, wint4_min, w8a8, w4a8, w4a8_min, got 'int8'",
         lambda: pack_linear(floats(8, 4), None, "int8"),
     ),
     (
@@ -133,7 +133,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         lambda: linear(floats(2, 12, dtype="bfloat16"), QUANTIZED, floats(3, 8), 3),
     ),
     (
-        "linear: weight: expected a CPU tensor of [192], got [256]",
+        "linear: weight: expected a CPU tensor of [384], got [576]",
         lambda: linear(floats(2, 12, dtype="bfloat16"), replace(QUANTIZED, quantization="wint4"), floats(2, 8), 2),
     ),
     (

@@ -15,7 +15,7 @@ from fastdeploy.ops.reference.norm import normalise
 
 if TYPE_CHECKING:
     from fastdeploy.ops.experts import PackedExperts, RoutedRows, Router, RouterRule, SharedExpert
-    from fastdeploy.ops.linear import PackedLinear, WeightPiece
+    from fastdeploy.ops.linear import PackedLinear, Pieces
 
 _SHARED_FIELDS = ("in_features", "out_features", "dtype", "quantization", "is_gated", "group_size", "has_minimum")
 """Fields of both PackedExperts and PackedLinear."""
@@ -26,16 +26,14 @@ def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
     return weight
 
 
-def pack_experts(
-    weights: Sequence[Sequence[WeightPiece]], quantization: str = "none", is_gated: bool = False
-) -> PackedExperts:
+def pack_experts(weights: Sequence[Pieces], quantization: str = "none", is_gated: bool = False) -> PackedExperts:
     """As fastdeploy.ops.experts.pack_experts; the data is [num_experts, out, in]."""
     from fastdeploy.ops.experts import PackedExperts
-    from fastdeploy.ops.linear import check_pieces
+    from fastdeploy.ops.linear import check_weight
 
     packed = []
     for pieces in weights:
-        check_pieces(pieces, None, quantization)
+        check_weight(pieces, None, quantization)
         packed.append(pack_linear(pieces, None, quantization, is_gated))
     first = packed[0]
     data = paddle.stack([one.data for one in packed])

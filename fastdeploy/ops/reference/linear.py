@@ -1,40 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers in Paddle operators."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import paddle
 
-from fastdeploy.ops.quantized_form import FORMS, form_of
+from fastdeploy.ops.coded_piece import are_coded, decode
+from fastdeploy.ops.quantized_form import QuantizedForm, form_of
 from fastdeploy.ops.reference.norm import normalise
 from fastdeploy.ops.reference.quantization import dequantize_rows, dequantize_weight
 from fastdeploy.ops.registry import selected_backend
 
 if TYPE_CHECKING:
-    from fastdeploy.ops.linear import PackedLinear, WeightPiece
+    from fastdeploy.ops.linear import PackedLinear, Pieces
     from fastdeploy.ops.norm import NormParams
 
 
 def pack_linear(
-    weight: "paddle.Tensor | Sequence[WeightPiece]",
+    weight: "paddle.Tensor | Pieces",
     bias: paddle.Tensor | None = None,
     quantization: str = "none",
     is_gated: bool = False,
 ) -> "PackedLinear":
     """As fastdeploy.ops.linear.pack_linear; the data is the weight, or the values of its codes and scales."""
-    from fastdeploy.ops.linear import PackedLinear
+    from fastdeploy.ops.linear import PackedLinear, form_of_weight, pieces_of, shape_of
 
-    if not isinstance(weight, paddle.Tensor):
-        weight = paddle.concat([piece.rows() for piece in weight])
-    n, k = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
-    form = FORMS.get(quantization)
-    data = weight if form is None else dequantize_weight(weight.astype("float32"), form)
-    place = selected_backend().place
+    pieces = pieces_of(weight)
+    form, (n, k, dtype) = form_of_weight(pieces, quantization), shape_of(pieces, is_gated)
+    data, place = _values(pieces, form), selected_backend().place
     data, bias = place(data), None if bias is None else place(bias)
-    packed = PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), is_gated=is_gated)
+    packed = PackedLinear(data, bias, k, n, dtype, is_gated=is_gated)
     return packed if form is None else replace(packed, **asdict(form))
+
+
+def _values(pieces: "Pieces", form: QuantizedForm | None) -> paddle.Tensor:
+    """Return the weight, or what its codes and scales stand for."""
+    if are_coded(pieces):
+        return paddle.concat([decode(piece) for piece in pieces])
+    weight = paddle.concat([piece.rows() for piece in pieces])
+    return weight if form is None else dequantize_weight(weight.astype("float32"), form)
 
 
 def first_outputs(w: "PackedLinear", count: int) -> "PackedLinear":

@@ -64,7 +64,7 @@ class CpuBackend(Backend):
 
     device = "cpu"
     kernels = _KERNELS
-    weight_layout = "panels16-1"  # the number counts changes of the layout; packed weights are the same on all paths
+    weight_layout = "panels16-2"  # the number counts changes of the layout; packed weights are the same on all paths
     kv_layout = "packed16"  # keys in groups of 16 positions, values in pairs of positions; the same on all paths
 
     def load(self) -> None:
