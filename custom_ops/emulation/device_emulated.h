@@ -6,12 +6,14 @@
 #include <cstring>
 #include <new>
 
+#include "common/quant.h"
 #include "emulation/machine.h"
 
 #define FD_DEVICE inline
 #define FD_KERNEL static
 #define FD_LAUNCH_BOUNDS(threads, blocks)
 #define FD_UNROLL
+#define FD_ROLLED
 #define FD_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 namespace fd::gpu {
@@ -89,6 +91,9 @@ FD_DEVICE void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&
 FD_DEVICE void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], FD_HERE) {
   emulation::mma_s8(c, a, b, {file, line});
 }
+FD_DEVICE void mma_u8_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], FD_HERE) {
+  emulation::mma_u8_s8(c, a, b, {file, line});
+}
 
 FD_DEVICE void atomic_add(int32_t* counter, int32_t value, FD_HERE) {
   emulation::atomic_add(counter, value, {file, line});
@@ -105,6 +110,7 @@ FD_DEVICE float fused_multiply_add(float a, float b, float c) { return __builtin
 FD_DEVICE float divide(float a, float b) { return a / b; }
 FD_DEVICE float square_root(float a) { return __builtin_sqrtf(a); }
 
+FD_DEVICE float widen_half(uint32_t bits) { return half_to_float(bits & 0xFFFFu); }
 FD_DEVICE uint32_t round_bf16(float value) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   return value != value ? 0x7FFFu : (bits + ((bits >> 16) & 1) + 0x7FFFu) >> 16;

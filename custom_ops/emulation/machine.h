@@ -100,6 +100,7 @@ void copy_async_wait(int num_pending);
 Matrices4 load_matrix_x4(const void* row, bool is_transposed, Location at);
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Location at);
 void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Location at);
+void mma_u8_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Location at);
 void atomic_add(int32_t* counter, int32_t value, Location at);
 void atomic_add(uint64_t* counter, uint64_t value, Location at);
 void atomic_or(uint32_t* word, uint32_t bits, Location at);

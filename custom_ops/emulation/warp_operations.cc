@@ -14,8 +14,9 @@ float bfloat16_at(const uint32_t* words, unsigned index) {
   return __builtin_bit_cast(float, bits);
 }
 
+template <class Byte>
 int32_t byte_at(const uint32_t* words, unsigned index) {
-  return static_cast<int8_t>(words[index / 4] >> (8 * (index % 4)));
+  return static_cast<Byte>(words[index / 4] >> (8 * (index % 4)));
 }
 
 // How the fragments of a product lie in a warp, for elements of which `kPerWord` share a register.
@@ -47,9 +48,10 @@ void multiply_bf16(Thread* lanes) {
   });
 }
 
-void multiply_s8(Thread* lanes) {
+template <class ByteOfA>
+void multiply_bytes(Thread* lanes) {
   multiply<4, int32_t>(lanes, [](const uint32_t* a, const uint32_t* b, unsigned part, int32_t sum) {
-    return sum + byte_at(a, part) * byte_at(b, part);
+    return sum + byte_at<ByteOfA>(a, part) * byte_at<int8_t>(b, part);
   });
 }
 
@@ -156,7 +158,11 @@ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Loc
 }
 
 void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Location at) {
-  run_mma(&multiply_s8, c, a, b, at);
+  run_mma(&multiply_bytes<int8_t>, c, a, b, at);
+}
+
+void mma_u8_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Location at) {
+  run_mma(&multiply_bytes<uint8_t>, c, a, b, at);
 }
 
 }  // namespace fd::gpu::emulation

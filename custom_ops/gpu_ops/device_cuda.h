@@ -12,7 +12,8 @@
 // Of a kernel, between `FD_KERNEL` and `void`: the most threads of a block, and the least number of blocks that
 // registers must allow on a multiprocessor. Without it the compiler saves registers that nothing else could use.
 #define FD_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
-#define FD_UNROLL _Pragma("unroll")  // before a loop whose number of iterations is a constant
+#define FD_UNROLL _Pragma("unroll")    // before a loop whose number of iterations is a constant
+#define FD_ROLLED _Pragma("unroll 1")  // before one that must not be unrolled, because registers would not suffice
 
 namespace fd::gpu {
 
@@ -121,6 +122,12 @@ FD_DEVICE void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&
                : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+// The same with unsigned bytes of a.
+FD_DEVICE void mma_u8_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 
 // Counters, histograms and flags. What lies in global memory is read by a later launch only, what lies in shared memory
 // after the next `sync_block`.
@@ -150,6 +157,12 @@ FD_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn
 FD_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 FD_DEVICE float square_root(float a) { return __fsqrt_rn(a); }
 
+// Returns the value of the fp16 number in the low half of a word, exactly.
+FD_DEVICE float widen_half(uint32_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(bits)));
+  return value;
+}
 // Rounds two numbers to bfloat16, to the nearest, ties to even; every NaN becomes 0x7FFF. `low` takes the lower half.
 FD_DEVICE uint32_t round_bf16x2(float low, float high) {
   uint32_t pair;

@@ -146,6 +146,13 @@ class TilePipeline {
   // This thread's number among them.
   FD_DEVICE static unsigned thread() { return kIsWarp ? lane_index() : thread_index(); }
 
+  // Copies one chunk of each of kRows rows, `stride` bytes apart, in `issue`; those from num_rows on are zeros.
+  template <int kRows>
+  FD_DEVICE static void copy_chunks(Bytes16 (&to)[kRows], const void* from, int64_t stride, int num_rows) {
+    for (int i = static_cast<int>(thread()); i < kRows; i += kThreads)
+      copy_async16(&to[i], static_cast<const uint8_t*>(from) + i * stride, i < num_rows);
+  }
+
   // Copies a tile in `issue` whose rows lie one after another in groups of kGroupRows: source(group, offset) is the
   // address of a byte of a group in global memory. Rows from num_rows on are filled with zeros.
   template <int kGroupRows, class AnyTile, class Source>
@@ -239,6 +246,16 @@ struct TileProduct {
       mma_bf16(sums[m][n], a.word, b.word);
     } else {
       mma_s8(sums[m][n], a.word, b.word);
+    }
+  }
+
+  // sums += a b of bytes, which are unsigned in a if kIsUnsigned, for one tile of 16 x 8 outputs.
+  template <bool kIsUnsigned>
+  FD_DEVICE static void multiply_bytes(int32_t (&sums)[4], const A& a, const B& b) {
+    if constexpr (kIsUnsigned) {
+      mma_u8_s8(sums, a.word, b.word);
+    } else {
+      mma_s8(sums, a.word, b.word);
     }
   }
 

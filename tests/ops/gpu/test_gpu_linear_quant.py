@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from functools import lru_cache
 
 import numpy as np
@@ -11,10 +12,11 @@ import paddle
 import pytest
 
 from fastdeploy.ops import registry
+from fastdeploy.ops.backends.gpu.linear_quant import to_tiles
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import PackedLinear, WeightPiece
 from fastdeploy.ops.norm import NormParams
-from fastdeploy.ops.quantized_form import FORMS
+from fastdeploy.ops.quantized_form import FORMS, PANEL, QuantizedForm
 from fastdeploy.ops.reference import linear as reference
 from tests.ops.bits import assert_same_bits, bits
 from tests.ops.gpu.emulated import SEEDS, count, counts_on_device, emulate
@@ -26,17 +28,46 @@ EDGES = (1, 4, 5, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 128, 129)  # rows at whi
 # The emulated card has four multiprocessors: from 41 outputs on large tiles are used for 193 rows of wint8 and wint4,
 # from 385 outputs on for 17 rows.
 MANY_OUTPUTS = 392
+# Forms of coded weights: with those of FORMS, every pair of quantization, group size and minimum.
+CODED = [
+    *(QuantizedForm("wint8", *rest) for rest in ((64, False), (32, True), (0, True), (128, False))),
+    *(QuantizedForm("w8a8", *rest) for rest in ((128, False), (32, True), (0, True), (64, True))),
+    *(QuantizedForm("wint4", *rest) for rest in ((128, True), (64, False), (0, False))),
+    *(QuantizedForm("w4a8", *rest) for rest in ((64, True), (128, False), (0, True))),
+]
+LAYERS = FORMS | {f"{f.quantization} per {f.group_size}{' min' if f.has_minimum else ''}": f for f in CODED}
+KERNELS = [*FORMS, "wint8 per 32 min", "wint8 per 128", "w8a8 per 32 min"]  # every branch of every kernel
+SHAPES = [(16, 8), (40, 136), (70, 1032), (1, 64), (33, 392), (64, 512)]
 
 
 @lru_cache(maxsize=64)
-def pack(quantization: str, n: int, k: int, is_gated: bool = False) -> tuple[PackedLinear, PackedLinear]:
+def pack(name: str, n: int, k: int, is_gated: bool = False) -> tuple[PackedLinear, PackedLinear]:
     """Return a layer with a bias as the CPU and as the GPU packs it."""
     rows = 2 * n if is_gated else n
-    weight, bias = random_rows(rows, k, "bfloat16", 1, k**-0.5), random_rows(1, rows, "bfloat16", 2)[0]
-    return (
-        registry.lookup("cpu")("pack_linear")(weight, bias, quantization, is_gated),
-        emulate()("pack_linear")(weight, bias, quantization, is_gated),
-    )
+    bias = random_rows(1, rows, "bfloat16", 2)[0]
+    if name in FORMS:
+        weight = random_rows(rows, k, "bfloat16", 1, k**-0.5)
+        return (
+            registry.lookup("cpu")("pack_linear")(weight, bias, name, is_gated),
+            emulate()("pack_linear")(weight, bias, name, is_gated),
+        )
+    data = draw_panels(LAYERS[name], -(-n // PANEL) * (2 if is_gated else 1), k)
+    packed = PackedLinear(paddle.to_tensor(data), bias, k, n, "bfloat16", is_gated=is_gated, **asdict(LAYERS[name]))
+    return packed, replace(packed, data=paddle.to_tensor(to_tiles(packed).reshape(-1)))
+
+
+def draw_panels(form: QuantizedForm, num_panels: int, k: int) -> np.ndarray:
+    """Return panels of the CPU with any codes, factors below 1, and scales and minimums of which some are subnormal."""
+    rng = np.random.default_rng(k)
+    header, groups = form.header_bytes(k), form.num_groups(k)
+    panels = rng.integers(0, 256, (num_panels, form.panel_bytes(k)), np.uint8)
+    panels[:, :header] = 0
+    panels[:, : 4 * PANEL].view(np.float32)[...] = 2.0 ** rng.integers(-20, 0, (num_panels, PANEL))
+    starts = [4 * PANEL, (4 * PANEL + header) // 2][: 1 + form.has_minimum]  # of scales and minimums
+    for start in starts:
+        values = rng.standard_normal((num_panels, groups * PANEL)) * 2.0 ** rng.choice([-22, -8, -1], groups * PANEL)
+        panels[:, start : start + 2 * groups * PANEL].view(np.float16)[...] = values
+    return panels.reshape(-1)
 
 
 def run(
@@ -61,45 +92,60 @@ def one_by_one(x: paddle.Tensor, w: PackedLinear, rows: Iterable[int], norm: Nor
     return np.concatenate([bits(run(x[row : row + 1], w, norm=norm)) for row in rows])
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-@pytest.mark.parametrize(("n", "k"), [(16, 8), (1, 64), (40, 136), (70, 1032), (33, 392), (64, 512)])
-def test_gpu_quantized_linear_has_the_bits_of_the_definition(quantization: str, n: int, k: int) -> None:
-    defined, packed = pack(quantization, n, k)
-    for rows, out_dtype in ((3, "bfloat16"), (16, "float32"), (20, "bfloat16"), (37, "float32")):
+@pytest.mark.parametrize(("name", "case"), [(name, i) for i, name in enumerate(LAYERS)] + [(n, 2) for n in KERNELS])
+def test_gpu_quantized_linear_has_the_bits_of_the_definition(name: str, case: int) -> None:
+    n, k = SHAPES[case % len(SHAPES)]
+    defined, packed = pack(name, n, k)
+    few, many = ((3, 20), (7, 37), (12, 18))[case % 3]
+    for rows, out_dtype in ((few, "bfloat16"), (many, "float32")):
         x, residual = rows_of_many_sizes(rows, k), random_rows(rows, n, out_dtype, 4)
         want = bits(defined_outputs(x, defined, out_dtype, residual))
         assert_same_bits(bits(run(x, packed, out_dtype, residual)), want, f"{rows} rows")
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-def test_gpu_quantized_linear_has_them_for_every_number_of_rows(quantization: str) -> None:
-    defined, packed = pack(quantization, 41, 264)
+@pytest.mark.parametrize("name", KERNELS)
+def test_gpu_quantized_linear_has_them_for_every_number_of_rows(name: str) -> None:
+    defined, packed = pack(name, 41, 264)
     x = rows_of_many_sizes(200, 264)
     want = bits(defined_outputs(x, defined, "float32"))
-    for rows in sorted({*range(1, 21), *EDGES, 192, 193}):
+    first = KERNELS.index(name) % 3 + 1
+    for rows in sorted({*range(first, 21, 3), *EDGES, 192, 193}):
         assert_same_bits(bits(run(x[:rows], packed, has_checks=rows < 34)), want[:rows], f"{rows} rows")
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-def test_gpu_quantized_linear_has_them_in_large_tiles_and_in_any_order(quantization: str) -> None:
-    defined, packed = pack(quantization, MANY_OUTPUTS, 264)
-    for rows in (2, 17):
-        x = rows_of_many_sizes(20, 264)[:rows]
-        want = bits(defined_outputs(x, defined, "float32"))
-        for seed in SEEDS:
-            assert_same_bits(bits(run(x, packed, seed=seed)), want, f"{rows} rows, seed {seed}")
+@pytest.mark.parametrize("name", KERNELS)
+def test_gpu_quantized_linear_has_them_in_large_tiles_and_in_any_order(name: str) -> None:
+    defined, packed = pack(name, MANY_OUTPUTS, 264)
+    x = rows_of_many_sizes(20, 264)[:17]
+    want = bits(defined_outputs(x, defined, "float32"))
+    first = KERNELS.index(name)
+    for rows, seed in ((2, first), (17, first + 1), (17, first + 2)):
+        seed %= len(SEEDS)
+        assert_same_bits(bits(run(x[:rows], packed, seed=seed)), want[:rows], f"{rows} rows, seed {seed}")
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-def test_gpu_quantized_linear_of_504_rows(quantization: str) -> None:
-    defined, packed = pack(quantization, 560, 264)
+@pytest.mark.parametrize("name", ["wint8", "wint4", "w8a8", "w4a8", "wint8 per 64"])
+def test_gpu_quantized_linear_of_504_rows(name: str) -> None:
+    defined, packed = pack(name, 560, 264)
     x, residual = random_rows(504, 264, "bfloat16", 3), random_rows(504, 560, "bfloat16", 4)
     want = bits(defined_outputs(x, defined, "bfloat16", residual))
     assert_same_bits(bits(run(x, packed, "bfloat16", residual, has_checks=False)), want, "504 rows")
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-@pytest.mark.parametrize("n", [24, 37])
+@pytest.mark.parametrize("name", ["w8a8", "w4a8", "w4a8_min"])
+def test_gpu_inputs_that_meet_no_weights_do_not_change_the_codes_of_other_inputs(name: str) -> None:
+    n, k, piece = 40, 136, slice(64, 96)
+    weight = random_rows(n, k, "bfloat16", 1, k**-0.5)
+    weight[:, piece] = 0.0
+    packed = emulate()("pack_linear")(weight, None, name)
+    for rows in (3, 16, 20):
+        x = random_rows(rows, k, "bfloat16", 3)
+        want = bits(run(x, packed))
+        x[:, 70] = 1000.0
+        assert_same_bits(bits(run(x, packed)), want, f"{rows} rows")
+
+
+@pytest.mark.parametrize(("quantization", "n"), [(name, 24 + 13 * (i % 2)) for i, name in enumerate(FORMS)])
 def test_gpu_quantized_linear_with_norm_and_gate_is_close_to_the_reference(quantization: str, n: int) -> None:
     k, rows = 200, 35
     weight, bias = random_rows(2 * n, k, "bfloat16", 1, k**-0.5), random_rows(1, 2 * n, "bfloat16", 2)[0]
@@ -114,10 +160,9 @@ def test_gpu_quantized_linear_with_norm_and_gate_is_close_to_the_reference(quant
         assert (np.abs(got - expected) <= 8e-3 * (1 + np.abs(expected))).all()
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-@pytest.mark.parametrize("is_gated", [False, True])
-def test_gpu_quantized_linear_gives_a_normed_row_the_same_bits_alone(quantization: str, is_gated: bool) -> None:
-    _, packed = pack(quantization, 40, 264, is_gated)
+@pytest.mark.parametrize(("name", "is_gated"), [(name, i % 3 > 0) for i, name in enumerate(KERNELS)])
+def test_gpu_quantized_linear_gives_a_normed_row_the_same_bits_alone(name: str, is_gated: bool) -> None:
+    _, packed = pack(name, 40, 264, is_gated)
     x, norm = random_rows(40, 264, "bfloat16", 3), NormParams(random_rows(1, 264, "bfloat16", 5)[0], EPS)
     out = bits(run(x, packed, norm=norm))
     assert_same_bits(one_by_one(x, packed, range(0, 40, 13), norm), out[::13], "rows alone")
@@ -128,10 +173,9 @@ def test_gpu_quantized_linear_gives_a_normed_row_the_same_bits_alone(quantizatio
     assert_same_bits(bits(run(normed, packed)), out, "rows normed before")
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-@pytest.mark.parametrize("rows", [7, 40])
-def test_gpu_quantized_linear_of_rows_with_nan_or_infinity_is_nan(quantization: str, rows: int) -> None:
-    defined, packed = pack(quantization, 40, 136)
+@pytest.mark.parametrize(("name", "rows"), [(name, 7 + 33 * (i % 2)) for i, name in enumerate(KERNELS)])
+def test_gpu_quantized_linear_of_rows_with_nan_or_infinity_is_nan(name: str, rows: int) -> None:
+    defined, packed = pack(name, 40, 136)
     x = random_rows(rows, 136, "bfloat16", 3)
     want = bits(defined_outputs(x, defined, "float32"))
     x[1, 7], x[2, 135], x[4, 0] = float("nan"), float("-inf"), float("inf")
@@ -155,8 +199,7 @@ def test_gpu_quantized_linear_reads_the_number_of_rows_from_the_device(quantizat
         assert np.isnan(out.numpy()[rows:]).all()
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-@pytest.mark.parametrize("rows", [2, 18])
+@pytest.mark.parametrize(("quantization", "rows"), [(name, 2 + 16 * (i % 2)) for i, name in enumerate(FORMS)])
 def test_gpu_quantized_linear_may_overwrite_its_inputs_and_its_residual(quantization: str, rows: int) -> None:
     _, packed = pack(quantization, 72, 72)
     x = random_rows(rows, 72, "bfloat16", 3)
@@ -183,11 +226,11 @@ def test_gpu_packs_transposed_pieces_as_one_matrix(quantization: str, is_gated: 
     assert (packed.data.numpy() == expected.data.numpy()).all()
 
 
-@pytest.mark.parametrize("quantization", FORMS)
-@pytest.mark.parametrize("rows", [1, 8, 16, 17, 40])
-def test_gpu_quantized_linear_reads_the_weight_once_for_up_to_16_rows(quantization: str, rows: int) -> None:
+@pytest.mark.parametrize("name", [*FORMS, "wint8 per 32 min", "w8a8 per 64 min"])
+@pytest.mark.parametrize("rows", [1, 8, 16, 40])
+def test_gpu_quantized_linear_reads_the_weight_once_for_up_to_16_rows(name: str, rows: int) -> None:
     n, k = 96, 1024
-    _, packed = pack(quantization, n, k)
+    form, (_, packed) = LAYERS[name], pack(name, n, k)
     x, out = random_rows(rows, k, "bfloat16", 3), paddle.zeros([rows, n], "bfloat16")
     linear = emulate()("linear")
     counted = count(lambda: linear(x, packed, out, rows))
@@ -197,10 +240,13 @@ def test_gpu_quantized_linear_reads_the_weight_once_for_up_to_16_rows(quantizati
     assert counted["matrix_wavefronts"] <= 1.1 * counted["least_matrix_wavefronts"]
     if rows > 16:
         return
-    codes = rows * k * (2 if quantization in ("wint8", "wint4") else 1)
-    num_blocks = n // 32
-    once = packed.data.shape[0] + 2 * (2 * rows * k) + num_blocks * codes  # codes are read by each block
-    epilogue = 8 * rows * n + num_blocks * 128 * 4 * 4  # bias and scales, of which each of 128 threads takes up to four
+    codes, values = rows * k * form.row_bits // 8, rows * k // 32 * 4  # bytes; values of pieces
+    values *= (form.row_bits == 8) + form.has_minimum
+    num_blocks, num_passes = n // 32, 2 if form.row_bits == 16 else 1  # over the inputs
+    once = packed.data.shape[0] + num_passes * 2 * rows * k + num_blocks * (codes + values)  # each block reads the rows
+    epilogue = (
+        8 * rows * n + num_blocks * 128 * 4 * 4
+    )  # bias and factors, of which each of 128 threads takes up to four
     assert once <= counted["global_read_bytes"] <= once + epilogue
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers in wint8, wint4, w8a8 and w4a8: codes and scales come from the CPU's packer and are reordered here.
+"""Linear layers with quantized weights: codes and scales come from the CPU's packer and are reordered here.
 
 `PackedLinear.data` is [num_tiles * tile_bytes] uint8, as custom_ops/gpu_ops/quant_tiles.h describes it.
 """
@@ -21,15 +21,14 @@ from fastdeploy.ops.backends.gpu.checks import dtype_of
 from fastdeploy.ops.backends.gpu.library import Address, DeviceLibrary, active, launch
 from fastdeploy.ops.linear import PackedLinear, WeightPiece
 from fastdeploy.ops.norm import NormParams
-from fastdeploy.ops.quantized_form import FORMS
+from fastdeploy.ops.quantized_form import PANEL, QuantizedForm, form_of
 from fastdeploy.ops.registry import selected_backend
 
-_TILE = 16  # rows of a tile, and of the CPU's panels
+_TILE = PANEL  # rows of a tile
+_FACTOR_BYTES = 4 * _TILE
 _UNIT_WORDS = 8  # 32-bit words of a row in a unit
-_STAGE = 128  # inputs; rows of codes are filled up to a multiple of it
+_STAGE, _PIECE = 128, 32  # inputs; rows of codes are filled up to a multiple of _STAGE
 _MAX_INPUTS = 1 << 16
-_FOUR_BITS = ("wint4", "w4a8")
-_TWO_LIMBS = ("wint8", "wint4")
 
 _memory: list[Tensor] = []  # for codes of rows; graphs hold the addresses, so that none is freed
 
@@ -44,10 +43,9 @@ def pack_quantized(
     load_library()
     with selected_backend().on_host():
         packed = cpu.pack_linear(pieces, None, quantization, is_gated)
-        tiles = _reorder(packed.data.numpy(), packed)
-        data = paddle.to_tensor(tiles.reshape(-1), place=paddle.CPUPlace())
+        tiles = paddle.to_tensor(to_tiles(packed).reshape(-1), place=paddle.CPUPlace())
     place = selected_backend().place
-    return replace(packed, data=place(data), bias=None if bias is None else place(bias))
+    return replace(packed, data=place(tiles), bias=None if bias is None else place(bias))
 
 
 def first_outputs(w: PackedLinear, count: int) -> PackedLinear:
@@ -61,14 +59,29 @@ def linear_quantized(
     x: Tensor, w: PackedLinear, out: Tensor, num_rows: int, residual: Tensor | None, norm: NormParams | None
 ) -> None:
     """Quantize rows and multiply them by a packed weight, in two launches."""
-    stride = -(-w.in_features // _STAGE) * _STAGE
-    code_bytes = x.shape[0] * stride * (2 if w.quantization in _TWO_LIMBS else 1)
-    codes = _find_memory(code_bytes + 4 * x.shape[0])
+    form, rows = _form_of(w), x.shape[0]
     norm_weight, eps = (None, 0.0) if norm is None else (norm.weight, float(norm.eps))
-    tensors = x, w.data, norm_weight, w.bias, residual, out, codes, Address(codes + code_bytes)
-    flags = w.is_gated, dtype_of(out) == "float32", FORMS.index(w.quantization)
+    tensors = x, w.data, norm_weight, w.bias, residual, out, *_find_row_memory(form, rows, w.in_features)
+    flags = w.is_gated, dtype_of(out) == "float32", *form.as_list()
     sizes = w.out_features, w.in_features, *map(int, flags), _num_multiprocessors(active())
     launch("fd_linear_quantized", *tensors, *active().row_count(num_rows), *sizes, eps)
+
+
+def _form_of(w: PackedLinear) -> QuantizedForm:
+    form = form_of(w)
+    assert form is not None
+    return form
+
+
+def _find_row_memory(form: QuantizedForm, rows: int, in_features: int) -> tuple[Address, Address, Address | None]:
+    """Return memory for codes of rows, their scales and sums, as custom_ops/gpu_ops/quant_rows.h describes them."""
+    stride = -(-in_features // _STAGE) * _STAGE
+    code_bytes = rows * stride * form.row_bits // 8
+    piece_bytes = 4 * rows * stride // _PIECE
+    scale_bytes = 4 * rows if form.row_bits == 16 else piece_bytes
+    sums_at = code_bytes + -(-scale_bytes // 16) * 16
+    memory = _find_memory(sums_at + (piece_bytes if form.has_minimum else 0))
+    return memory, Address(memory + code_bytes), Address(memory + sums_at) if form.has_minimum else None
 
 
 @lru_cache
@@ -83,33 +96,59 @@ def _find_memory(num_bytes: int) -> Address:
     return Address(_memory[-1].data_ptr())
 
 
-def _reorder(packed: NDArray[np.uint8], w: PackedLinear) -> NDArray[np.uint8]:
-    """Return the panels of the CPU (custom_ops/cpu_ops/kernels.h) as tiles, [num_tiles, tile_bytes]."""
-    num_tiles = -(-w.out_features // _TILE) * (2 if w.is_gated else 1)
-    panels = packed.reshape(num_tiles, -1)
-    has_four_bits = w.quantization in _FOUR_BITS
-    num_words = -(-w.in_features // (8 if has_four_bits else 4))
-    scale_bytes = panels.shape[1] - num_words * 4 * _TILE
+def to_tiles(w: PackedLinear) -> NDArray[np.uint8]:
+    """Return a weight that the CPU has packed (custom_ops/common/quant.h) as tiles, [num_tiles, tile_bytes]."""
+    form, num_tiles = _form_of(w), -(-w.out_features // _TILE) * (2 if w.is_gated else 1)
+    panels, header = w.data.numpy().reshape(num_tiles, -1), form.header_bytes(w.in_features)
+    factors = _tile_rows(_parts(panels[:, :_FACTOR_BYTES], np.uint32), w.is_gated)
+    scales = _tile_rows(_parts(panels[:, _FACTOR_BYTES:header], np.uint16), w.is_gated)
+    pairs = scales.reshape(num_tiles, -1, 2, _TILE // 2).swapaxes(2, 3)
+    units = _tile_rows(_units(_parts(panels[:, header:], np.uint32), form), w.is_gated)
+    return np.concatenate([_bytes(part) for part in (factors, pairs, units)], axis=1)
+
+
+def _parts(panels: NDArray[np.uint8], dtype: type[np.generic]) -> NDArray:
+    """Return values of sixteen outputs each, [panels, parts, rows]."""
+    return np.ascontiguousarray(panels).view(dtype).reshape(len(panels), -1, _TILE)
+
+
+def _bytes(values: NDArray) -> NDArray[np.uint8]:
+    """Return the values of each tile as bytes, [tiles, bytes]."""
+    return np.ascontiguousarray(values.reshape(len(values), -1)).view(np.uint8)
+
+
+def _units(words: NDArray[np.uint32], form: QuantizedForm) -> NDArray[np.uint32]:
+    """Return the words of the CPU's panels, [panels, words, rows], as units, [panels, units, rows, words].
+
+    Unless there is a minimum, the stored codes plus 8 or 128 become signed codes.
+    """
+    if not form.has_minimum:
+        words = words ^ np.uint32(0x88888888 if form.weight_bits == 4 else 0x80808080)
+    num_panels, num_words, _ = words.shape
     num_units = -(-num_words // _UNIT_WORDS)
-    tiles = np.zeros((num_tiles, scale_bytes + num_units * _TILE * 4 * _UNIT_WORDS), np.uint8)
-    scales = panels[:, :scale_bytes].view(np.uint16 if has_four_bits else np.uint32)
-    _copy_rows(scales.reshape(num_tiles, -1, _TILE, 1), tiles[:, :scale_bytes].view(scales.dtype), w.is_gated)
-    words = panels[:, scale_bytes:].view(np.uint32).reshape(num_tiles, num_words, _TILE)
-    words = words ^ np.uint32(0x88888888 if has_four_bits else 0x80808080)  # codes + 8 or 128 become signed codes
-    padded = np.zeros((num_tiles, num_units * _UNIT_WORDS, _TILE), np.uint32)
+    padded = np.zeros((num_panels, num_units * _UNIT_WORDS, _TILE), np.uint32)
     padded[:, :num_words] = words
-    units = padded.reshape(num_tiles, num_units, _UNIT_WORDS, _TILE).swapaxes(2, 3)
-    _copy_rows(units, tiles[:, scale_bytes:].view(np.uint32), w.is_gated)
-    return tiles
+    if form.weight_bits == 4:
+        padded = _join_nibbles(padded)
+    return padded.reshape(num_panels, num_units, _UNIT_WORDS, _TILE).swapaxes(2, 3)
 
 
-def _copy_rows(source: NDArray, target: NDArray, is_gated: bool) -> None:
-    """Copy [panels, parts, rows, elements] to tiles [tiles, parts * rows * elements].
+def _join_nibbles(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Reorder nibbles of 64 inputs: from 8 i + j and 8 i + j + 4 in byte 4 i + j to j and 32 + j in byte j."""
+    mask = np.uint32(0x0F0F0F0F)
+    quads = np.stack([words & mask, words >> np.uint32(4) & mask], axis=2)  # of four inputs each
+    halves = quads.reshape(len(words), -1, 2, _UNIT_WORDS, _TILE)
+    joined: NDArray[np.uint32] = halves[:, :, 0] | halves[:, :, 1] << np.uint32(4)
+    return joined.reshape(words.shape)
+
+
+def _tile_rows(values: NDArray, is_gated: bool) -> NDArray:
+    """Return values of the rows of panels, [panels, parts, rows, ...], as those of tiles.
 
     If the layer is gated, panels alternate between 16 gates and 16 ups; a tile has 8 gates, then their 8 ups.
     """
-    num_tiles, num_parts, _, size = source.shape
-    if is_gated:
-        halves = source.reshape(num_tiles // 2, 2, num_parts, 2, _TILE // 2, size)
-        source = halves.transpose(0, 3, 2, 1, 4, 5)
-    target[...] = source.reshape(num_tiles, -1)
+    if not is_gated:
+        return values
+    num_panels, num_parts, _, *rest = values.shape
+    halves = values.reshape(num_panels // 2, 2, num_parts, 2, _TILE // 2, *rest)  # output, gate or up, part, tile, row
+    return halves.swapaxes(1, 3).reshape(values.shape)
