@@ -17,6 +17,7 @@ import paddle
 from fastdeploy.ops.attention import allocate_kv_cache, append_attention, make_attention_metadata
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.rotary import HeadLayout
 from fastdeploy.ops.sampling import SamplingBatch, sample
@@ -101,9 +102,9 @@ def _seconds(case: Case) -> float:
 
 
 def _cases(sizes: Sizes) -> Iterator[Case]:
-    for quantization, bits in (("none", 16), ("w8a8", 8), ("w4a8", 4), ("wint4", 4)):
+    for quantization in (NO_QUANTIZATION, "w8a8", "w4a8", "wint4"):
         for rows in (1, 16, sizes.prompt_rows):
-            yield _linear_case(sizes.hidden, quantization, bits, rows)
+            yield _linear_case(sizes.hidden, quantization, rows)
     for rows in (1, 4):
         yield _attention_case(sizes.seqs, rows, sizes.positions)
     yield _attention_case(1, sizes.prompt_rows, sizes.prompt_rows)
@@ -111,12 +112,12 @@ def _cases(sizes: Sizes) -> Iterator[Case]:
         yield _sampling_case(sizes, temperature)
 
 
-def _linear_case(size: int, quantization: str, bits: int, rows: int) -> Case:
-    weight_bytes = size * size * bits / 8
+def _linear_case(size: int, quantization: str, rows: int) -> Case:
     weight = random_rows(size, size, "bfloat16", 1, size**-0.5).cpu()
-    copies = [
-        pack_linear(weight, None, quantization) for _ in range(min(NUM_CALLS, 1 + int(CACHE_BYTES // weight_bytes)))
-    ]
+    copies = [pack_linear(weight, None, quantization)]
+    weight_bytes = copies[0].num_bytes  # with scales
+    num_copies = min(NUM_CALLS, 1 + CACHE_BYTES // weight_bytes)
+    copies += [pack_linear(weight, None, quantization) for _ in range(num_copies - 1)]
     x, out = random_rows(rows, size, "bfloat16", 2), paddle.zeros([rows, size], "bfloat16")
     name = f"linear {quantization} {size} x {size}, {rows} rows"
     layers = list(islice(cycle(copies), NUM_CALLS))

@@ -12,6 +12,7 @@ import paddle
 import pytest
 
 from fastdeploy.ops import registry
+from fastdeploy.ops.backends.gpu.library import launch
 from fastdeploy.ops.backends.gpu.linear_quant import to_tiles
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import PackedLinear, WeightPiece
@@ -268,3 +269,18 @@ def test_gpu_pack_linear_refuses_weights_that_are_not_finite() -> None:
     weight[3, 5] = float("inf")
     with pytest.raises(ValueError, match="pack_linear: weight: expected finite values"):
         emulate()("pack_linear")(weight, None, "w4a8")
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ((4, 0, 0), "quantization: expected 0 to 3, got 4"),
+        ((0, 48, 0), "group_size: expected 0, 32, 64 or 128, got 48"),
+        ((1, 32, 2), "has_minimum: expected 0, or 1 and memory for the sums of codes, got 2"),
+        ((1, 32, 1), "has_minimum: expected 0, or 1 and memory for the sums of codes, got 1"),
+    ],
+)
+def test_gpu_linear_refuses_forms_that_no_weight_has(form: tuple[int, int, int], message: str) -> None:
+    emulate()
+    with pytest.raises(ValueError, match=f"linear: {message}"):
+        launch("fd_linear_quantized", *[None] * 10, 1, 16, 8, 0, 0, *form, 4, 0.0)

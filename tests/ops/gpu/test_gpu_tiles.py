@@ -69,6 +69,12 @@ def test_gpu_tiles_multiply_signed_bytes(tiles: Tiles, k: int) -> None:
     np.testing.assert_array_equal(out, a @ b.T)
 
 
+def test_gpu_tiles_multiply_unsigned_bytes_by_signed_ones(tiles: Tiles) -> None:
+    a, b = draw(32, 128, 128) + 128, draw(8, 128, 128)
+    out = tiles.run("fd_test_u8", a.astype(np.uint8), b.astype(np.int8), np.zeros((32, 16), np.int32))
+    np.testing.assert_array_equal(out[:, :8], a @ b.T)
+
+
 def test_gpu_tiles_of_a_warp_multiply_eight_rows(tiles: Tiles) -> None:
     a, b = draw(32, 256), draw(8, 256)
     out = tiles.run("fd_test_narrow", bf16(a), bf16(b), np.zeros((32, 16), np.float32), 256)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products through tiles.h, each out[rows, columns] = a b^T with the reduction over K: plain, with operands that are
-// stored transposed, and of signed bytes; by a block of two warps or by one warp; in integers that fp32 represents.
+// stored transposed, and of bytes; by a block of two warps or by one warp; in integers that fp32 represents.
 
 #include "gpu_ops/tiles.h"
 #include "common/export.h"
@@ -65,6 +65,35 @@ FD_KERNEL void narrow(In<uint8_t> a, In<uint8_t> b, Out<float> out, int row_byte
   for (int m = 0; m < 2; ++m)
     for (int i = 0; i < 4; ++i)
       out.data[(16 * m + product.row(i)) * kColumns + product.column(i)] = product.sums[m][0][i];
+}
+
+// The first eight columns of products of unsigned bytes of a and signed ones of b, by one warp for 32 rows of 128
+// bytes.
+FD_KERNEL void unsigned_bytes(In<uint8_t> a, In<uint8_t> b, Out<int32_t> out) {
+  using Pipeline = TilePipeline<Stage, 2, 32>;
+  using Product = TileProduct<int32_t, 2, 1>;
+  const auto a_rows = rows_of<Pipeline::Source<decltype(Stage::a)>>(a.data, 32, 128);
+  const auto b_rows = rows_of<Pipeline::Source<decltype(Stage::b)>>(b.data, 8, 128);
+  Pipeline pipeline(shared_memory<Shared>().stages);
+  int32_t sums[2][4] = {};
+  pipeline.run(
+      1,
+      [&](Stage& stage, int) {
+        a_rows.copy(stage.a, 0);
+        b_rows.copy(stage.b, 0);
+      },
+      [&](Stage& stage, int) {
+        for (int chunk = 0; chunk < 8; chunk += 4) {
+          Product::B first, second;
+          Product::load_b_steps(stage.b, 0, chunk, first, second);
+          for (int m = 0; m < 2; ++m) {
+            Product::multiply_bytes<true>(sums[m], Product::load_a(stage.a, 16 * m, chunk), first);
+            Product::multiply_bytes<true>(sums[m], Product::load_a(stage.a, 16 * m, chunk + 2), second);
+          }
+        }
+      });
+  for (int m = 0; m < 2; ++m)
+    for (int i = 0; i < 4; ++i) out.data[(16 * m + Product::row(i)) * kColumns + Product::column(i)] = sums[m][i];
 }
 
 struct TransposedStage {
@@ -135,6 +164,11 @@ FD_EXPORT int fd_test_bf16(const uint8_t* a, const uint8_t* b, float* out, int k
 FD_EXPORT int fd_test_s8(const uint8_t* a, const uint8_t* b, int32_t* out, int k, int num_columns) {
   return launch(plain<int32_t>, {1, 1, 1}, kThreads, sizeof(Shared), nullptr, In<uint8_t>(a, size_t(32 * k)),
                 In<uint8_t>(b, size_t(num_columns * k)), Out<int32_t>(out, 32 * kColumns), k, num_columns);
+}
+// a: [32, 128] unsigned, b: [8, 128]; of out, 8 columns are written.
+FD_EXPORT int fd_test_u8(const uint8_t* a, const uint8_t* b, int32_t* out) {
+  return launch(unsigned_bytes, {1, 1, 1}, 32, sizeof(Shared), nullptr, In<uint8_t>(a, 32 * 128),
+                In<uint8_t>(b, 8 * 128), Out<int32_t>(out, 32 * kColumns));
 }
 // b: [8, k]; of out, 8 columns are written.
 FD_EXPORT int fd_test_narrow(const uint8_t* a, const uint8_t* b, float* out, int k) {
