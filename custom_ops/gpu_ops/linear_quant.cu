@@ -65,10 +65,10 @@ FD_DEVICE void finish_totals(const QuantShape& shape, const float* row_scales, c
 // ---- up to 16 rows
 
 template <Quantization kQuantization, int kNTiles>
-FD_KERNEL FD_LAUNCH_BOUNDS(kSplit * 32, 2) void quant_pieces(In<uint8_t> weight, In<uint8_t> codes,
-                                                             In<float> row_scales, In<float> row_sums,
-                                                             In<uint16_t> bias, In<uint8_t> residual, Out<uint8_t> out,
-                                                             In<int32_t> device_rows, QuantShape shape) {
+FD_KERNEL FD_LAUNCH_BOUNDS(kSplit * 32, 2) void quant_pieces(In<uint8_t> weight, In<uint8_t> codes, In<float> scales,
+                                                             In<float> sums, In<uint16_t> bias, In<uint8_t> residual,
+                                                             Out<uint8_t> out, In<int32_t> device_rows,
+                                                             QuantShape shape) {
   using Shared = PiecesShared<kQuantization, kNTiles>;
   using Format = QuantFormat<kQuantization>;
   constexpr int kStages = kPieceStages<kQuantization, kNTiles>;
@@ -76,7 +76,7 @@ FD_KERNEL FD_LAUNCH_BOUNDS(kSplit * 32, 2) void quant_pieces(In<uint8_t> weight,
   auto& shared = shared_memory<Shared>();
   const int num_rows = read_count(device_rows, shape.num_rows), tile = 2 * static_cast<int>(block_index().x);
   if (num_rows == 0) return;
-  const auto from = operands_from<kQuantization>(weight.data, {codes, row_scales, row_sums}, shape, tile, 0, num_rows);
+  const auto from = operands_from<kQuantization>(weight.data, {codes, scales, sums}, shape, tile, 0, num_rows);
   const int warp = static_cast<int>(warp_index());
   const PieceOrder<kQuantization> order(shape.num_stages);
   const int count = order.count(warp);
@@ -102,8 +102,8 @@ FD_KERNEL FD_LAUNCH_BOUNDS(kSplit * 32, 2) void quant_pieces(In<uint8_t> weight,
   }
   totals.store(shared);
   sync_block();
-  finish_totals<Format::kIs16Bit, kPairRows>(shape, row_scales.data, bias.data, residual.data, out.data, tile, 0,
-                                             num_rows, shared.totals);
+  finish_totals<Format::kIs16Bit, kPairRows>(shape, scales.data, bias.data, residual.data, out.data, tile, 0, num_rows,
+                                             shared.totals);
 }
 
 // ---- more rows
@@ -117,9 +117,9 @@ union TilesShared {
 // kWarpsM x kWarpsN warps, each of which computes a pair of tiles for 8 kNTiles rows of codes.
 template <Quantization kQuantization, int kNTiles, int kWarpsM, int kWarpsN, int kStages>
 FD_KERNEL FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32,
-                           1) void quant_tiles(In<uint8_t> weight, In<uint8_t> codes, In<float> row_scales,
-                                               In<float> row_sums, In<uint16_t> bias, In<uint8_t> residual,
-                                               Out<uint8_t> out, In<int32_t> device_rows, QuantShape shape) {
+                           1) void quant_tiles(In<uint8_t> weight, In<uint8_t> codes, In<float> scales, In<float> sums,
+                                               In<uint16_t> bias, In<uint8_t> residual, Out<uint8_t> out,
+                                               In<int32_t> device_rows, QuantShape shape) {
   using Format = QuantFormat<kQuantization>;
   using Product = QuantProduct<kQuantization, kNTiles>;
   constexpr int kTiles = 2 * kWarpsM, kCodeRows = 8 * kNTiles * kWarpsN, kRows = kCodeRows / Format::kLimbs;
@@ -130,8 +130,7 @@ FD_KERNEL FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32,
   const int num_rows = read_count(device_rows, shape.num_rows), first_row = static_cast<int>(block_index().x) * kRows;
   if (first_row >= num_rows) return;
   const int tile = static_cast<int>(block_index().y) * kTiles;
-  const auto from =
-      operands_from<kQuantization>(weight.data, {codes, row_scales, row_sums}, shape, tile, first_row, num_rows);
+  const auto from = operands_from<kQuantization>(weight.data, {codes, scales, sums}, shape, tile, first_row, num_rows);
   const int pair = static_cast<int>(warp_index()) % kWarpsM;
   const int code_row = static_cast<int>(warp_index()) / kWarpsM * 8 * kNTiles;
   Pipeline pipeline(shared.stages);
@@ -165,8 +164,8 @@ FD_KERNEL FD_LAUNCH_BOUNDS(kWarpsM * kWarpsN * 32,
   }
   sync_block();
   const int rows_left = num_rows - first_row;
-  finish_totals<Format::kIs16Bit, 16 * kTiles>(shape, row_scales.data, bias.data, residual.data, out.data, tile,
-                                               first_row, rows_left < kRows ? rows_left : kRows, shared.totals);
+  finish_totals<Format::kIs16Bit, 16 * kTiles>(shape, scales.data, bias.data, residual.data, out.data, tile, first_row,
+                                               rows_left < kRows ? rows_left : kRows, shared.totals);
 }
 
 // ---- launches

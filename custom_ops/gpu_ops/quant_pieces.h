@@ -12,7 +12,7 @@ constexpr int kSplit = 4;  // warps of a block
 // Stages of a warp, of 3 to 8 KiB. What limits decoding is how much memory is under way, not how many warps there are:
 // two or three blocks have 50 to 100 KiB under way on a multiprocessor.
 template <Quantization kQuantization, int kNTiles>
-constexpr int kPieceStages = has_four_bits(kQuantization)           ? (kNTiles == 4 ? 3 : 4)
+constexpr int kPieceStages = has_four_bits(kQuantization)           ? (kNTiles == 1 ? 4 : 3)
                              : kQuantization == Quantization::kW8a8 ? (kNTiles == 1 ? 3 : 2)
                                                                     : (kNTiles < 4 ? 3 : 2);
 

@@ -14,7 +14,7 @@ from custom_ops.tools.ptxas import CompiledKernel, LaunchShape, read_launches
 from scripts import make_gpu_table
 from scripts.make_gpu_table import PAGE, parse_launches, table, write_launches
 
-KERNEL = re.compile(r"^FD_KERNEL (?:FD_LAUNCH_BOUNDS\(.*?\) )?void (\w+)\(", re.MULTILINE)
+KERNEL = re.compile(r"^FD_KERNEL (?:FD_LAUNCH_BOUNDS\([^)]*\) )?void (\w+)\(", re.MULTILINE)
 NVCC = re.compile(r"^nvcc (\d+\.\d+):$", re.MULTILINE)
 
 
