@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,13 +12,13 @@ import pytest
 
 from fastdeploy.ops import registry
 from fastdeploy.ops.backends.gpu.library import launch
-from fastdeploy.ops.backends.gpu.linear_quant import to_tiles
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import PackedLinear, WeightPiece
 from fastdeploy.ops.norm import NormParams
-from fastdeploy.ops.quantized_form import FORMS, PANEL, QuantizedForm
+from fastdeploy.ops.quantized_form import FORMS, QuantizedForm, form_of
 from fastdeploy.ops.reference import linear as reference
 from tests.ops.bits import assert_same_bits, bits
+from tests.ops.coded import random_coded
 from tests.ops.gpu.emulated import SEEDS, count, counts_on_device, emulate
 from tests.ops.quantized import defined_outputs
 from tests.ops.test_quant_definition import rows_of_many_sizes
@@ -52,23 +51,12 @@ def pack(name: str, n: int, k: int, is_gated: bool = False) -> tuple[PackedLinea
             registry.lookup("cpu")("pack_linear")(weight, bias, name, is_gated),
             emulate()("pack_linear")(weight, bias, name, is_gated),
         )
-    data = draw_panels(LAYERS[name], -(-n // PANEL) * (2 if is_gated else 1), k)
-    packed = PackedLinear(paddle.to_tensor(data), bias, k, n, "bfloat16", is_gated=is_gated, **asdict(LAYERS[name]))
-    return packed, replace(packed, data=paddle.to_tensor(to_tiles(packed).reshape(-1)))
-
-
-def draw_panels(form: QuantizedForm, num_panels: int, k: int) -> np.ndarray:
-    """Return panels of the CPU with any codes, factors below 1, and scales and minimums of which some are subnormal."""
-    rng = np.random.default_rng(k)
-    header, groups = form.header_bytes(k), form.num_groups(k)
-    panels = rng.integers(0, 256, (num_panels, form.panel_bytes(k)), np.uint8)
-    panels[:, :header] = 0
-    panels[:, : 4 * PANEL].view(np.float32)[...] = 2.0 ** rng.integers(-20, 0, (num_panels, PANEL))
-    starts = [4 * PANEL, (4 * PANEL + header) // 2][: 1 + form.has_minimum]  # of scales and minimums
-    for start in starts:
-        values = rng.standard_normal((num_panels, groups * PANEL)) * 2.0 ** rng.choice([-22, -8, -1], groups * PANEL)
-        panels[:, start : start + 2 * groups * PANEL].view(np.float16)[...] = values
-    return panels.reshape(-1)
+    form = LAYERS[name]
+    piece = random_coded(rows, k, form.weight_bits, form.group_size, form.has_minimum, seed=k)
+    return (
+        registry.lookup("cpu")("pack_linear")([piece], bias, form.quantization, is_gated),
+        emulate()("pack_linear")([piece], bias, form.quantization, is_gated),
+    )
 
 
 def run(
@@ -100,6 +88,7 @@ def test_gpu_quantized_linear_has_the_bits_of_the_definition(name: str, case: in
     n, k = SHAPES[case % len(SHAPES)]
     defined, packed = pack(name, n, k)
     few, many = ((3, 20), (7, 37), (12, 18))[case % 3]
+    assert form_of(packed) == LAYERS[name]
     for rows, out_dtype in ((few, "bfloat16"), (many, "float32")):
         x, residual = rows_of_many_sizes(rows, k), random_rows(rows, n, out_dtype, 4)
         want = bits(defined_outputs(x, defined, out_dtype, residual))

@@ -21,7 +21,8 @@ from fastdeploy.ops.backends.gpu import linear_quant
 from fastdeploy.ops.backends.gpu.checks import dtype_of, require_dtype, require_length, require_rows
 from fastdeploy.ops.backends.gpu.library import active, launch
 from fastdeploy.ops.backends.gpu.norm import rms_norm
-from fastdeploy.ops.linear import PackedLinear, WeightPiece, pieces_of
+from fastdeploy.ops.coded_piece import CodedPiece, are_coded
+from fastdeploy.ops.linear import PackedLinear, Pieces, WeightPiece, pieces_of, shape_of
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION
 from fastdeploy.ops.registry import selected_backend
@@ -34,25 +35,28 @@ _normed: dict[int, list[Tensor]] = {}  # by size: rows after the norm; the last 
 
 
 def pack_linear(
-    weight: Tensor | Sequence[WeightPiece],
+    weight: Tensor | Pieces,
     bias: Tensor | None = None,
     quantization: str = NO_QUANTIZATION,
     is_gated: bool = False,
 ) -> PackedLinear:
-    """Pack a bf16 weight on the host and place it on the device; in_features must be a multiple of 8.
+    """Pack a weight of bf16 or of codes on the host and place it on the device; in_features must be a multiple of 8.
 
     The layout of a quantized weight is that of linear_quant.py.
     """
-    pieces = tuple(replace(piece, matrix=_on_host(piece.matrix)) for piece in pieces_of(weight))
-    for piece in pieces:
-        require_dtype("pack_linear", "bfloat16", weight=piece.matrix)
-    k = pieces[0].matrix.shape[0 if pieces[0].is_transposed else 1]
+    pieces = pieces_of(weight)
+    n, k, dtype = shape_of(pieces, is_gated)
+    if dtype != "bfloat16":
+        raise ValueError(f"pack_linear: weight: expected bfloat16, got {dtype}")
     if k % 8:
         raise ValueError(f"pack_linear: weight: expected a multiple of 8 inputs, got {k}")
+    if are_coded(pieces):
+        coded = [_coded_on_host(piece) for piece in pieces]
+        return linear_quant.pack_quantized(coded, bias, quantization, is_gated)
+    matrices = [replace(piece, matrix=_on_host(piece.matrix)) for piece in pieces]
     if quantization != NO_QUANTIZATION:
-        return linear_quant.pack_quantized(pieces, bias, quantization, is_gated)
-    n = sum(piece.end - piece.begin for piece in pieces) // (2 if is_gated else 1)
-    data = selected_backend().place(_to_bfloat16(_pack(pieces, n, k, is_gated)))
+        return linear_quant.pack_quantized(matrices, bias, quantization, is_gated)
+    data = selected_backend().place(_to_bfloat16(_pack(matrices, n, k, is_gated)))
     placed_bias = None if bias is None else selected_backend().place(bias)
     return PackedLinear(data, placed_bias, k, n, "bfloat16", is_gated=is_gated)
 
@@ -60,6 +64,11 @@ def pack_linear(
 def _on_host(matrix: Tensor) -> Tensor:
     """Return a matrix itself if it is on the host, as the tensors of checkpoints are, else a copy."""
     return matrix if matrix.place.is_cpu_place() else matrix.cpu()
+
+
+def _coded_on_host(piece: CodedPiece) -> CodedPiece:
+    minimums = None if piece.minimums is None else _on_host(piece.minimums)
+    return replace(piece, codes=_on_host(piece.codes), scales=_on_host(piece.scales), minimums=minimums)
 
 
 def first_outputs(w: PackedLinear, count: int) -> PackedLinear:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers with quantized weights: codes and scales come from the CPU's packer and are reordered here.
+"""Linear layers with quantized weights: the CPU packs codes and scales, which are reordered here.
 
 `PackedLinear.data` is [num_tiles * tile_bytes] uint8, as custom_ops/gpu_ops/quant_tiles.h describes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,7 +18,7 @@ from fastdeploy.ops.backends.cpu import linear as cpu
 from fastdeploy.ops.backends.cpu.library import load_library
 from fastdeploy.ops.backends.gpu.checks import dtype_of
 from fastdeploy.ops.backends.gpu.library import Address, DeviceLibrary, active, launch
-from fastdeploy.ops.linear import PackedLinear, WeightPiece
+from fastdeploy.ops.linear import PackedLinear, Pieces, shape_of
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import PANEL, QuantizedForm, form_of
 from fastdeploy.ops.registry import selected_backend
@@ -33,17 +32,15 @@ _MAX_INPUTS = 1 << 16
 _memory: list[Tensor] = []  # for codes of rows; graphs hold the addresses, so that none is freed
 
 
-def pack_quantized(
-    pieces: Sequence[WeightPiece], bias: Tensor | None, quantization: str, is_gated: bool
-) -> PackedLinear:
-    """Quantize a bf16 weight on the host as the CPU does, and place it on the device."""
-    k = pieces[0].matrix.shape[0 if pieces[0].is_transposed else 1]
+def pack_quantized(pieces: Pieces, bias: Tensor | None, quantization: str, is_gated: bool) -> PackedLinear:
+    """Quantize a weight on the host as the CPU does, unless it consists of codes, and place it on the device."""
+    _, k, _ = shape_of(pieces, is_gated)
     if k > _MAX_INPUTS:
         raise ValueError(f"pack_linear: weight: expected at most {_MAX_INPUTS} inputs, got {k}")
     load_library()
     with selected_backend().on_host():
         packed = cpu.pack_linear(pieces, None, quantization, is_gated)
-        tiles = paddle.to_tensor(to_tiles(packed).reshape(-1), place=paddle.CPUPlace())
+        tiles = paddle.to_tensor(_to_tiles(packed).reshape(-1), place=paddle.CPUPlace())
     place = selected_backend().place
     return replace(packed, data=place(tiles), bias=None if bias is None else place(bias))
 
@@ -96,7 +93,7 @@ def _find_memory(num_bytes: int) -> Address:
     return Address(_memory[-1].data_ptr())
 
 
-def to_tiles(w: PackedLinear) -> NDArray[np.uint8]:
+def _to_tiles(w: PackedLinear) -> NDArray[np.uint8]:
     """Return a weight that the CPU has packed (custom_ops/common/quant.h) as tiles, [num_tiles, tile_bytes]."""
     form, num_tiles = _form_of(w), -(-w.out_features // _TILE) * (2 if w.is_gated else 1)
     panels, header = w.data.numpy().reshape(num_tiles, -1), form.header_bytes(w.in_features)
