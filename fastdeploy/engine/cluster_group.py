@@ -54,10 +54,17 @@ def group_digest(parts: Mapping[str, str]) -> str:
     return _digest(sorted(parts.items()))
 
 
-def layout_digests(spec: EngineSpec, fingerprint: Fingerprint, drafting: DraftingModelConfig | None) -> dict[str, str]:
-    """Return, by part of a slot (`target`, `drafting`, `states`), a digest of what its bytes depend on."""
+def layout_digests(
+    spec: EngineSpec, fingerprint: Fingerprint, drafting: DraftingModelConfig | None, key_balances: tuple[str, str]
+) -> dict[str, str]:
+    """Return, by part of a slot (`target`, `drafting`, `states`), a digest of what its bytes depend on.
+
+    Args:
+        key_balances: of the target and of the drafting model.
+    """
+    balance, drafting_balance = key_balances
     target = _numerics(fingerprint), selected_backend().kv_layout, spec.config.cache.block_size
-    digests = {"target": _digest("target", target)}
+    digests = {"target": _digest("target", target, balance)}
     if drafting is not None:
         speculative = spec.config.speculative
         quantization = getattr(speculative, "quantization", None)
@@ -66,7 +73,7 @@ def layout_digests(spec: EngineSpec, fingerprint: Fingerprint, drafting: Draftin
             replace(drafting.config, path=drafting.path), spec.config.load_choices
         )
         model = drafting.method, drafting.config.dtype, checkpoint, drafting.num_layers, quantization, hidden_state
-        digests["drafting"] = _digest("drafting", target, model)
+        digests["drafting"] = _digest("drafting", target, model, drafting_balance)
         if drafting.state_bytes:
             digests["states"] = _digest("states", target, drafting.method, hidden_state)
     return digests

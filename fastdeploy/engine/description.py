@@ -17,13 +17,18 @@ from fastdeploy.models.weight_source import digest_weight_files
 from fastdeploy.ops.registry import is_exact, reference_names, selected_backend
 
 
-def make_fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, Any]:
-    """Return everything that decides the bits of a logit: equal fingerprints give equal texts."""
+def make_fingerprint(config: EngineConfig, model_config: ModelConfig, key_balance: str) -> dict[str, Any]:
+    """Return everything that decides the bits of a logit: equal fingerprints give equal texts.
+
+    Args:
+        key_balance: of the model, which changes logits only if keys are cached in eight bits.
+    """
     backend, references = selected_backend(), reference_names()
     return {
         "checkpoint": digest_checkpoint(model_config, config.load_choices),
         "dtype": model_config.dtype,
         "kv_cache_dtype": model_config.kv_cache_dtype,
+        **({"balanced_keys": key_balance} if model_config.has_int8_cache else {}),
         "quantization": str(model_config.weight_formats(config.quantization)),
         "backend": backend.device,
         **backend.describe(),

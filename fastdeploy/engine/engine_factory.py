@@ -53,6 +53,7 @@ from fastdeploy.spec_decode.drafting.drafting_model import (
     DraftingRunner,
     describe_drafting_model,
     find_drafting_model,
+    key_balances,
     load_drafting_model,
     make_drafter,
 )
@@ -134,7 +135,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     pages = make_cache_pages(runner, drafter, config.cache, memory)
     proposer = proposer or make_proposer(config.speculative, drafter)
     length_policy = _make_length_policy(spec, runner, drafter, proposer, memory, pages)
-    fingerprint = make_fingerprint(config, model_config)
+    fingerprint = make_fingerprint(config, model_config, model.key_balance)
     description = describe_engine(config, model_config, memory, fingerprint, spec.context)
     logger.info("context %d of the model's %d tokens", description["max_model_len"], description["model_context"])
     description["speculation"] |= describe_drafting_model(drafting, drafter, config, memory.num_blocks)
@@ -154,7 +155,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         experts=_make_expert_counter(model, model_config),
     )
     if config.is_clustered or config.hands_over:
-        description["cluster"] = _join_cluster(engine, spec, fingerprint, drafting, memory)
+        description["cluster"] = _join_cluster(engine, spec, drafting, key_balances(model, drafting_model), memory)
     return engine
 
 
@@ -221,14 +222,14 @@ def _check_common_context(spec: EngineSpec, memory: MemoryPlan) -> None:
 def _join_cluster(
     engine: Engine,
     spec: EngineSpec,
-    fingerprint: Mapping[str, Any],
     drafting: DraftingModelConfig | None,
+    balances: tuple[str, str],
     memory: MemoryPlan,
 ) -> dict[str, Any]:
     """Let the engine exchange blocks, if it is configured to; describe what other nodes need to know of it."""
-    layouts: dict[str, str] = {}
-    if spec.config.hands_over:
-        layouts = layout_digests(spec, fingerprint, drafting)
+    fingerprint = engine.describe()["fingerprint"]
+    layouts = layout_digests(spec, fingerprint, drafting, balances) if spec.config.hands_over else {}
+    if layouts:
         engine.transfer = make_kv_transfer(engine, memory.num_slots, layouts)
     parts = group_parts(spec, fingerprint, engine.max_model_len)
     return {

@@ -84,6 +84,8 @@ class Architecture:
             AttentionNames.of_layer(prefix),
             hidden_size,
             HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim),
+            rotary_dim=config.rope.rotary_dim,
+            interleaved_rotary=traits.interleaved_rotary,
             qkv_bias=traits.qkv_bias,
             output_bias=traits.output_bias,
             qk_norm=traits.qk_norm,

@@ -5,10 +5,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import paddle
 from paddle import Tensor
 
 from fastdeploy.layers.attention import Attention
 from fastdeploy.layers.linear import Linear
+from fastdeploy.models.balanced_keys import (
+    Factors,
+    choose_exponents,
+    pairs_of_channels,
+    powers_of_two,
+    squared_lengths,
+)
+from fastdeploy.models.expected_weights import ExpectedTensor
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.ops.linear import PackedLinear
@@ -62,13 +72,19 @@ class AttentionContext:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Weights of one layer's attention; qkv holds q | k | v."""
+    """Weights of one layer's attention; qkv holds q | k | v.
+
+    Attributes:
+        key_exponents: [num_kv_heads or 1, head_dim] int8: keys are divided by 2^exponent, queries multiplied; None if
+            keys are not balanced.
+    """
 
     norm: Tensor
     qkv: PackedLinear
     output: PackedLinear
     q_norm: Tensor | None
     k_norm: Tensor | None
+    key_exponents: Tensor | None
 
     @property
     def num_bytes(self) -> int:
@@ -102,6 +118,7 @@ class AttentionPart:
         names: the names of its tensors.
         hidden_size: width of its input and output.
         heads: layout of the attention heads.
+        rotary_dim, interleaved_rotary: which channels of a head are rotated together, as `RotaryParams` has them.
         qkv_bias, output_bias: whether these linear layers have a bias.
         qk_norm: whether q and k heads are normalised before the rotation.
     """
@@ -109,6 +126,8 @@ class AttentionPart:
     names: AttentionNames
     hidden_size: int
     heads: HeadLayout
+    rotary_dim: int
+    interleaved_rotary: bool
     qkv_bias: bool
     output_bias: bool
     qk_norm: bool
@@ -143,10 +162,38 @@ class AttentionPart:
     def load(self, loader: WeightLoader) -> AttentionWeights:
         """Return the weights, in the weight format of attention."""
         names, quantization = self.names, loader.quantization.attention
+        exponents = self._key_exponents(loader) if loader.balances_keys else None
+        factors = {} if exponents is None else self._factors(exponents)
         return AttentionWeights(
             norm=loader.copy(names.norm),
-            qkv=loader.linear(self.qkv, quantization),
+            qkv=loader.linear(self.qkv, quantization, factors),
             output=loader.linear(self.output, quantization),
-            q_norm=loader.copy(names.q_norm) if self.qk_norm else None,
-            k_norm=loader.copy(names.k_norm) if self.qk_norm else None,
+            q_norm=loader.copy(names.q_norm, factors) if self.qk_norm else None,
+            k_norm=loader.copy(names.k_norm, factors) if self.qk_norm else None,
+            key_exponents=exponents,
         )
+
+    def _key_exponents(self, loader: WeightLoader) -> Tensor:
+        """Return the exponents that balance the keys, as `AttentionWeights` has them."""
+        names, head_dim = self.names, self.heads.head_dim
+
+        def make() -> Tensor:
+            if self.qk_norm:
+                squares = np.square(loader.peek(names.k_norm).astype("float64").numpy())
+            else:
+                bias = loader.peek(f"{names.k}.bias") if self.qkv_bias else None
+                pieces = loader.source.pieces(f"{names.k}.weight", loader.dtype)
+                squares = squared_lengths(pieces, loader.peek(names.norm), bias)
+            pairs = pairs_of_channels(head_dim, self.rotary_dim, self.interleaved_rotary)
+            return paddle.to_tensor(choose_exponents(squares.reshape(-1, head_dim), pairs))
+
+        shape = (1 if self.qk_norm else self.heads.num_kv_heads, head_dim)
+        return loader.store.keep(f"{names.k}.exponents", make, ExpectedTensor(shape, "int8"))
+
+    def _factors(self, exponents: Tensor) -> dict[str, Factors]:
+        """Return by what the outputs of q and k are multiplied, or the weights of their norms, by tensor names."""
+        of_keys = exponents.numpy()
+        if self.qk_norm:
+            return {self.names.q_norm: powers_of_two(of_keys), self.names.k_norm: powers_of_two(-of_keys)}
+        of_queries = np.repeat(of_keys, self.heads.num_heads // self.heads.num_kv_heads, axis=0)
+        return {self.names.q: powers_of_two(of_queries), self.names.k: powers_of_two(-of_keys)}

@@ -27,6 +27,7 @@ from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.models.architecture import Architecture, nextn_layers
+from fastdeploy.models.balanced_keys import digest_exponents
 from fastdeploy.models.decoder import CausalLM, DecoderLayer
 from fastdeploy.models.expected_weights import ExpectedLinear
 from fastdeploy.models.layer_parts import LayerWeights
@@ -36,7 +37,7 @@ from fastdeploy.models.mtp_source import MTPSource
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
-from fastdeploy.models.weight_source import DummySource, SafetensorsSource
+from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
 from fastdeploy.models.weights import check_quantization
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
@@ -90,6 +91,7 @@ class MTPLayer:
         reads_normed: whether `input_states` and `output` are states after the final norm instead of before it.
         own_head: its weight if it is not the target's; several layers may share it.
         num_weight_bytes: bytes of the weights that are not the target's, without the head.
+        key_balance: digest of what the layer's keys are divided by; empty if they are not balanced.
         max_rows: maximum number of rows in a pass.
     """
 
@@ -113,6 +115,7 @@ class MTPLayer:
         self._embedding = shared.embedding if weights.embedding is None else Embedding(weights.embedding)
         self._final_norm = shared.final_norm if weights.final_norm is None else RMSNorm(weights.final_norm, eps)
         self.own_head, self.num_weight_bytes = weights.head, weights.num_bytes
+        self.key_balance = digest_exponents([weights.block.attention.key_exponents])
         self.head = shared.head if weights.head is None else LogitsHead(weights.head)
         self.reads_normed = reads_normed
         self.output: Tensor = self._buffers.normed if reads_normed else self._buffers.hidden
@@ -179,20 +182,26 @@ def load_mtp_layers(
         if load_choices == "dummy":
             forms = [usual_form(config, architecture, hidden_state)]
             source = DummySource(forms[0].shapes(config), seed=0)
-            loader = WeightLoader(config.dtype, source, source.shapes, None, quantization)
+            loader = _loader(source, config, quantization)
         elif config.packed is not None and path in (None, config.path):
             forms = _packed_forms(config, architecture, hidden_state)
             loader = _packed_loader(config, forms, quantization)
         else:
             files = MTPSource(Path(path or config.path), config, architecture, hidden_state)
             forms = forms_without_copies(files, config, architecture)
-            loader = WeightLoader(config.dtype, files, files.shapes, None, quantization)
+            loader = _loader(files, config, quantization)
         forms = forms[:max_layers]
         weights = collect_mtp_weights(loader, config, forms, target.shared.head.weight.quantization, load_choices)
     buffers = MTPBuffers(target)
     return [
         MTPLayer(layer, target, form.reads_normed, i, buffers) for i, (layer, form) in enumerate(zip(weights, forms))
     ]
+
+
+def _loader(source: WeightSource, config: ModelConfig, quantization: QuantizationConfig) -> WeightLoader:
+    """Return a loader that packs the layers' tensors."""
+    has_int8_cache = config.has_int8_cache
+    return WeightLoader(config.dtype, source, source.shapes, None, quantization, has_int8_cache=has_int8_cache)
 
 
 def forms_without_copies(files: MTPSource, config: ModelConfig, architecture: Architecture) -> list[MTPForm]:

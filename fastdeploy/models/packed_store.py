@@ -31,7 +31,13 @@ _TENSOR = "Tensor"
 
 
 class PackedStore(Protocol):
-    """Takes or provides packed weights."""
+    """Takes or provides packed weights.
+
+    Attributes:
+        serves_any_cache: whether the weights are for engines with any type of KV cache.
+    """
+
+    serves_any_cache: bool
 
     def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight of this name, which `make` makes if it is not there.
@@ -43,7 +49,9 @@ class PackedStore(Protocol):
 
 
 class MadeWeights:
-    """Keeps nothing: every weight is made."""
+    """Keeps nothing: every weight is made, for one engine."""
+
+    serves_any_cache = False
 
     def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight that `make` makes."""
@@ -84,6 +92,8 @@ class PackedWriter:
         entries: where the weights are.
         num_bytes: bytes written so far.
     """
+
+    serves_any_cache = True
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         """Write to `file`, whose path this is."""
@@ -129,6 +139,8 @@ class PackedReader:
 
     Every tensor is compared with its checksum when it is provided, unless the environment turns that off.
     """
+
+    serves_any_cache = True
 
     def __init__(self, header: PackedHeader, folder: Path, on_progress: Progress | None = None) -> None:
         """Map the file.

@@ -12,6 +12,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.models.balanced_keys import Factors, scale_outputs, scale_vector
 from fastdeploy.models.expected_weights import ExpectedLinear, ExpectedTensor
 from fastdeploy.models.packed_store import MadeWeights, PackedStore, Progress
 from fastdeploy.models.weight_source import WeightSource
@@ -20,6 +21,7 @@ from fastdeploy.ops.registry import selected_backend
 
 Shapes = dict[str, tuple[int, ...]]
 LinearKind = Literal["qkv", "output", "gate_up", "down", "head"]
+NO_FACTORS: Mapping[str, Factors] = {}
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class WeightLoader:
         source: the tensors.
         quantization: weight format of each part of the model.
         store: where packed weights come from or go.
+        balances_keys: whether keys are divided by powers of two, for a cache of eight bits (`models.balanced_keys`).
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class WeightLoader:
         on_progress: Progress | None,
         quantization: QuantizationConfig,
         store: PackedStore | None = None,
+        has_int8_cache: bool = False,
     ) -> None:
         """Store where the tensors are.
 
@@ -98,23 +102,34 @@ class WeightLoader:
             shapes: of all tensors that will be read, for the progress.
             on_progress: called with (name of the phase, fraction done) after each tensor.
             store: None if every weight is made from the source, and stays in memory.
+            has_int8_cache: whether keys and values are cached in eight bits.
         """
         self.dtype = dtype
         self.source = source
         self.quantization = quantization
         self.store = store or MadeWeights()
+        self.balances_keys = dtype == "bfloat16" and (has_int8_cache or self.store.serves_any_cache)
         self._shapes = shapes
         self._on_progress = on_progress
         self._num_total = sum(map(prod, shapes.values()))
         self._num_done = 0
 
-    def copy(self, name: str) -> Tensor:
-        """Return a copy of one tensor on the device."""
+    def copy(self, name: str, factors: Mapping[str, Factors] = NO_FACTORS) -> Tensor:
+        """Return a copy of one tensor on the device.
+
+        Args:
+            factors: powers of two by tensor names; each element of a tensor of such a name is multiplied by its own.
+        """
 
         def make() -> Tensor:
-            return selected_backend().place(self.read(name))
+            tensor = self.read(name)
+            return selected_backend().place(scale_vector(tensor, factors[name]) if name in factors else tensor)
 
         return self.store.keep(name, make, ExpectedTensor(self._shapes[name], self.dtype))
+
+    def peek(self, name: str) -> Tensor:
+        """Return one tensor on the host, which is read again later."""
+        return self.source.read(name).astype(self.dtype)
 
     def read(self, name: str, dtype: str | None = None) -> Tensor:
         """Return a copy of one tensor on the host, which does not depend on the mapped file.
@@ -126,11 +141,15 @@ class WeightLoader:
         self.finish([name])
         return tensor
 
-    def linear(self, spec: LinearSpec, quantization: str) -> PackedLinear:
-        """Return a linear layer in a weight format."""
+    def linear(self, spec: LinearSpec, quantization: str, factors: Mapping[str, Factors] = NO_FACTORS) -> PackedLinear:
+        """Return a linear layer in a weight format.
+
+        Args:
+            factors: powers of two by names of stored layers; each output of such a layer is multiplied by its own.
+        """
         return self.store.keep(
             spec.name,
-            lambda: self._pack(spec, quantization),
+            lambda: self._pack(spec, quantization, factors),
             ExpectedLinear(
                 spec.in_features,
                 spec.out_features,
@@ -141,15 +160,27 @@ class WeightLoader:
             ),
         )
 
-    def _pack(self, spec: LinearSpec, quantization: str) -> PackedLinear:
-        bias = paddle.concat([self.read(f"{stored.name}.bias") for stored in spec.stored]) if spec.has_bias else None
-        packed = pack_linear(self.pieces(spec), bias, quantization, is_gated=spec.kind == "gate_up")
+    def _pack(self, spec: LinearSpec, quantization: str, factors: Mapping[str, Factors]) -> PackedLinear:
+        bias = paddle.concat([self._bias(stored.name, factors) for stored in spec.stored]) if spec.has_bias else None
+        packed = pack_linear(self.pieces(spec, factors), bias, quantization, is_gated=spec.kind == "gate_up")
         self.finish(spec.weight_names)
         return packed
 
-    def pieces(self, spec: LinearSpec) -> list[WeightPiece]:
-        """Return a linear layer's weight in the model's dtype, as pieces in order; `finish` follows."""
-        return [piece for name in spec.weight_names for piece in self.source.pieces(name, self.dtype)]
+    def _bias(self, name: str, factors: Mapping[str, Factors]) -> Tensor:
+        bias = self.read(f"{name}.bias")
+        return scale_vector(bias, factors[name]) if name in factors else bias
+
+    def pieces(self, spec: LinearSpec, factors: Mapping[str, Factors] = NO_FACTORS) -> list[WeightPiece]:
+        """Return a linear layer's weight in the model's dtype, as pieces in order; `finish` follows.
+
+        Args:
+            factors: as `linear` takes them.
+        """
+        pieces: list[WeightPiece] = []
+        for stored in spec.stored:
+            found = self.source.pieces(f"{stored.name}.weight", self.dtype)
+            pieces += scale_outputs(found, factors[stored.name]) if stored.name in factors else found
+        return pieces
 
     def finish(self, names: list[str]) -> None:
         """Give back the memory of tensors that have been packed, and report the progress."""

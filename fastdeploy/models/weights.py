@@ -12,6 +12,7 @@ from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, TensorNames
+from fastdeploy.models.balanced_keys import digest_exponents
 from fastdeploy.models.expected_weights import ExpectedLinear
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.packed_store import PackedStore, Progress
@@ -33,6 +34,11 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: PackedLinear
+
+    @property
+    def key_balance(self) -> str:
+        """Return a digest of what the keys of all layers are divided by; empty if they are not balanced."""
+        return digest_exponents(layer.attention.key_exponents for layer in self.layers)
 
     @property
     def num_bytes(self) -> int:
@@ -132,7 +138,7 @@ def load_weights(
     check_quantization(config, quantization)
     expected = expected_shapes(config, architecture)
     check_shapes(source.shapes, expected, config, architecture, layout)
-    loader = WeightLoader(config.dtype, source, expected, on_progress, quantization, store)
+    loader = WeightLoader(config.dtype, source, expected, on_progress, quantization, store, config.has_int8_cache)
     return collect_weights(loader, config, architecture)
 
 

@@ -136,6 +136,13 @@ def load_drafting_model(drafting: DraftingModelConfig, config: EngineConfig, tar
         )
 
 
+def key_balances(target: CausalLM, drafting: DraftingModel | None) -> tuple[str, str]:
+    """Return digests of what the keys of the target and of the drafting model are divided by; empty for none."""
+    if isinstance(drafting, list):
+        return target.key_balance, " ".join(layer.key_balance for layer in drafting).strip()
+    return target.key_balance, "" if drafting is None else drafting.key_balance
+
+
 def make_drafter(
     drafting: DraftingModelConfig,
     model: DraftingModel,
