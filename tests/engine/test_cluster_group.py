@@ -9,19 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
-from fastdeploy.engine import cluster_group
+from fastdeploy.engine import cluster_group, engine_factory
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import _read_model_files, make_engine
 from fastdeploy.engine.kv_transfer import KVTransfer
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.kv_cache.connectors.base import Host
+from fastdeploy.models import attention_part
+from fastdeploy.models.balanced_keys import Exponents
+from fastdeploy.models.decoder import CausalLM
 from fastdeploy.ops.golden import golden_digest
 from fastdeploy.scheduler.messages import NodeRecord, decode_record, encode
 from fastdeploy.scheduler.request_states import Role
+from fastdeploy.spec_decode.drafting.drafting_model import DraftingModel, key_balances
 from fastdeploy.worker.block_mover import BlockMover
 from tests.exactness.engines import config, configured
 
@@ -141,6 +147,53 @@ def test_methods_of_speculation_may_differ_and_drafting_models_have_layouts_of_t
     speculative = parse_speculative_config({"method": "mtp", "num_speculative_tokens": 3, "mtp_hidden_state": "raw"})
     raw = cluster_of(clustered(config("mtp", 3), speculative=speculative))["layouts"]
     assert [part for part in raw if raw[part] == found["mtp"]["layouts"][part]] == ["target"]
+
+
+@pytest.mark.parametrize("method", ["mtp", "draft_model"])
+def test_keys_of_the_target_and_of_the_drafting_model_are_balanced_for_an_int8_cache(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[str, str]] = []
+
+    def record(target: CausalLM, drafting: DraftingModel | None) -> tuple[str, str]:
+        found.append(key_balances(target, drafting))
+        return found[-1]
+
+    monkeypatch.setattr(engine_factory, "key_balances", record)
+    for dtype in ("auto", "int8"):
+        cfg = config(method, 3)
+        cluster_of(clustered(cfg, cache=replace(cfg.cache, dtype=dtype)))
+    assert found[0] == ("", "") and all(found[1]) and len(set(found[1])) == 2
+
+
+@pytest.mark.parametrize(
+    ("balances", "changed"),
+    [(("a", "other"), ["drafting"]), (("other", "b"), ["target"])],
+)
+def test_what_keys_are_divided_by_is_part_of_the_layout(
+    balances: tuple[str, str], changed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts = []
+    for divided_by in (("a", "b"), balances):
+        monkeypatch.setattr(engine_factory, "key_balances", lambda *_, found=divided_by: found)
+        layouts.append(cluster_of(clustered(config("mtp", 3)))["layouts"])
+    assert [part for part in layouts[0] if layouts[0][part] != layouts[1][part]] == changed
+
+
+def test_what_keys_are_divided_by_is_part_of_the_group_if_it_decides_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_exponents(squares: NDArray[np.float64], pairs: NDArray[np.intp]) -> Exponents:
+        return np.full(squares.shape, 3, np.int8)
+
+    def parts(dtype: str) -> dict[str, str]:
+        cfg = config()
+        found: dict[str, str] = cluster_of(clustered(cfg, cache=replace(cfg.cache, dtype=dtype)))["parts"]
+        return found
+
+    usual = {dtype: parts(dtype) for dtype in ("auto", "int8")}
+    monkeypatch.setattr(attention_part, "choose_exponents", other_exponents)
+    other = {dtype: parts(dtype) for dtype in usual}
+    assert other["auto"] == usual["auto"]
+    assert [name for name in usual["int8"] if usual["int8"][name] != other["int8"][name]] == ["balanced_keys"]
 
 
 @pytest.mark.parametrize("block_size", [16, 64])

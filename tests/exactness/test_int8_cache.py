@@ -104,6 +104,7 @@ def test_the_type_of_the_cache_is_in_fingerprint_and_summary() -> None:
     assert {key for key in wide["fingerprint"] if wide["fingerprint"][key] != narrow["fingerprint"][key]} == {
         "kv_cache_dtype"
     }
+    assert narrow["fingerprint"].keys() - wide["fingerprint"].keys() == {"balanced_keys"}
     assert any(line.startswith("  KV cache") and line.endswith(", int8") for line in summary_lines(narrow, ()))
 
 

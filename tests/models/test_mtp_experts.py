@@ -60,7 +60,7 @@ class Chain:
     def __init__(self, layer: MTPLayer, config: ModelConfig) -> None:
         self.layer, self.num_computed = layer, 0
         self.batch, self.tokens = BatchIndex(64, 1, 4, 16), HostBuffer(64, "int32")
-        self.cache = allocate_kv_cache(4, 16, config.num_kv_heads, config.head_dim, "float32")
+        self.cache = allocate_kv_cache(4, 16, config.num_kv_heads, config.head_dim, config.dtype)
 
     def __call__(self, tokens: list[int], states: paddle.Tensor) -> tuple[Floats, paddle.Tensor]:
         """Return log-probabilities [T, V] and output states [T, H] for T tokens and the states before them."""

@@ -112,7 +112,11 @@ def test_each_part_of_a_model_with_experts_has_its_format_and_gates_have_none(
         "head": "head",
     }
     found = {
-        part: {entry.fields["quantization"] for name, entry in header.entries.items() if re.search(pattern, name)}
+        part: {
+            entry.fields["quantization"]
+            for name, entry in header.entries.items()
+            if re.search(pattern, name) and entry.kind != "Tensor"
+        }
         for part, pattern in parts.items()
     }
     assert found == {part: {format} for part, format in (expected or quantization).items()}  # type: ignore[union-attr]
@@ -154,10 +158,15 @@ def test_formats_and_dtype_are_those_of_the_file(packed: Path) -> None:
     assert caught.value.field == "dtype"
 
 
-def test_the_fingerprint_is_that_of_the_model_that_was_packed(packed: Path) -> None:
-    plain, mapped = (ModelConfig.from_pretrained(folder, dtype="bfloat16") for folder in (GOLDEN / "qwen3", packed))
-    expected = make_fingerprint(EngineConfig(model="qwen3", quantization=EIGHT_BITS), plain)
-    assert make_fingerprint(EngineConfig(model="packed"), mapped) == expected
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_the_fingerprint_is_that_of_the_model_that_was_packed(packed: Path, kv_cache_dtype: str) -> None:
+    plain, mapped = (
+        load(folder, EIGHT_BITS, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)
+        for folder in (GOLDEN / "qwen3", packed)
+    )
+    expected = make_fingerprint(EngineConfig(model="qwen3", quantization=EIGHT_BITS), plain.config, plain.key_balance)
+    assert make_fingerprint(EngineConfig(model="packed"), mapped.config, mapped.key_balance) == expected
+    assert ("balanced_keys" in expected) == (kv_cache_dtype == "int8")
 
 
 @pytest.fixture
@@ -191,7 +200,8 @@ def test_layers_of_models_with_experts_are_packed_too(
     save_file(load_file(file) | tensors, file, {"format": "pt"})
     header = pack(tmp_path / "plain", tmp_path / "packed", "wint4")
     assert header.entries[weight].fields["quantization"] == ("wint4" if "experts" in weight else "wint8")
-    for target in (load(tmp_path / "packed"), load(tmp_path / "plain", QuantizationConfig.from_value("wint4"))):
+    plain = load(tmp_path / "plain", QuantizationConfig.from_value("wint4"), kv_cache_dtype="int8")
+    for target in (load(tmp_path / "packed"), plain):
         mtp.load_mtp_layers(target, None, "default_v1", header.mtp_quantization)
     assert leaves(tuple(loaded[0])) == leaves(tuple(loaded[1]))
 
@@ -206,7 +216,8 @@ def test_layers_for_multi_token_prediction_are_packed_too(
     formats = pack(tmp_path / "plain", tmp_path / "packed", "wint4").mtp_quantization
     assert (formats.mlp, formats.head) == ("wint4", "w4a8")
     assert mtp.num_mtp_layers(str(tmp_path / "packed")) == 2
-    for target in (load(tmp_path / "packed"), load(tmp_path / "plain", QuantizationConfig.from_value("wint4"))):
+    plain = load(tmp_path / "plain", QuantizationConfig.from_value("wint4"), kv_cache_dtype="int8")
+    for target in (load(tmp_path / "packed"), plain):
         assert len(mtp.load_mtp_layers(target, None, "default_v1", formats, 2)) == 2
         assert len(mtp.load_mtp_layers(target, target.config.path, "default_v1", formats)) == 1
     assert len(loaded) == 4 and leaves(tuple(loaded[0])) == leaves(tuple(loaded[2]))
