@@ -11,20 +11,25 @@ are normalised after the projection, to the weights of these norms, which all he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
+from typing import Any, TypeVar
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy.models.finite import bits_of
 from fastdeploy.ops.linear import WeightPiece
 
 MAX_EXPONENT = 16  # so that weights between 2^-110 and 2^110 keep every bit
 _STRENGTH = 0.75  # 1 would give all pairs one length; less leaves the queries more even
-_ROWS = 64  # converted at a time, so that they stay within a core's cache
+_ROWS = 32  # computed at a time, so that they stay within a core's cache
 
+_T = TypeVar("_T")
 Exponents = NDArray[np.int8]
 Factors = NDArray[np.float32]
 
@@ -44,20 +49,36 @@ def squared_lengths(pieces: Sequence[WeightPiece], norm: Tensor, bias: Tensor | 
     """Return bias^2 + sum over the inputs of (weight * norm)^2 for each output of a linear layer.
 
     Args:
+        pieces: of a bfloat16 weight.
         norm: [in_features], the weight of the norm before the layer.
         bias: [out_features], or None.
     """
     gamma = norm.astype("float64").numpy()
-    sums = np.concatenate([np.square(block * gamma).sum(axis=1) for block in _blocks(pieces)])
+
+    def lengths(bits: NDArray[np.uint16]) -> NDArray[np.float64]:
+        return np.asarray(np.square(_floats(bits) * gamma).sum(axis=1))
+
+    sums = np.concatenate([sums for piece in pieces for sums in _map_blocks(lengths, _rows(piece))])
     return sums if bias is None else sums + np.square(bias.astype("float64").numpy())
 
 
-def _blocks(pieces: Sequence[WeightPiece]) -> Iterator[NDArray[np.float64]]:
-    """Yield the rows of a weight in order, several at a time."""
-    for piece in pieces:
-        rows = piece.rows()
-        for begin in range(0, rows.shape[0], _ROWS):
-            yield rows[begin : begin + _ROWS].astype("float64").numpy()
+def _rows(piece: WeightPiece) -> NDArray[np.uint16]:
+    """Return the bits of a piece, [outputs, inputs], in its memory."""
+    bits = bits_of(piece.matrix).reshape(piece.matrix.shape)
+    return bits[:, piece.begin : piece.end].T if piece.is_transposed else bits[piece.begin : piece.end]
+
+
+def _floats(bits: NDArray[np.uint16]) -> Factors:
+    """Return the values that bits of bfloat16 stand for."""
+    return (bits.astype(np.uint32, order="C") << 16).view(np.float32)
+
+
+def _map_blocks(function: Callable[..., _T], *arrays: NDArray[Any]) -> list[_T]:
+    """Return the results of a function for all blocks of rows of these arrays, several of which run at a time."""
+    starts = range(0, len(arrays[0]), _ROWS)
+    blocks = ([array[begin : begin + _ROWS] for begin in starts] for array in arrays)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # NumPy releases the global lock
+        return list(threads.map(function, *blocks))
 
 
 def choose_exponents(squares: NDArray[np.float64], pairs: NDArray[np.intp]) -> Exponents:
@@ -89,16 +110,20 @@ def scale_vector(vector: Tensor, factors: Factors) -> Tensor:
 
 
 def scale_outputs(pieces: Sequence[WeightPiece], factors: Factors) -> list[WeightPiece]:
-    """Return copies of a weight's pieces, with each output times a power of two."""
+    """Return copies of the pieces of a bfloat16 weight, with each output times a power of two."""
     scaled, begin = [], 0
     for piece in pieces:
-        count = piece.end - piece.begin
-        part = paddle.to_tensor(factors[begin : begin + count]).astype(piece.matrix.dtype)
-        columns = slice(piece.begin, piece.end)
-        matrix = piece.matrix[:, columns] * part if piece.is_transposed else piece.matrix[columns] * part.unsqueeze(1)
-        scaled.append(WeightPiece(matrix, 0, count, piece.is_transposed))
-        begin += count
+        rows, of_rows = _rows(piece), factors[begin : begin + piece.end - piece.begin, None]
+        shape = rows.shape[::-1] if piece.is_transposed else rows.shape
+        scaled.append(WeightPiece(paddle.empty(list(shape), "bfloat16"), 0, len(rows), piece.is_transposed))
+        _map_blocks(_write_scaled, _rows(scaled[-1]), rows, of_rows)
+        begin += len(rows)
     return scaled
+
+
+def _write_scaled(out: NDArray[np.uint16], bits: NDArray[np.uint16], factors: Factors) -> None:
+    """Write the bits of values times factors."""
+    out[:] = (_floats(bits) * factors).view(np.uint32) >> 16
 
 
 def digest_exponents(layers: Iterable[Tensor | None]) -> str:

@@ -46,7 +46,7 @@ def find_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 def _chunks_of(tensor: Tensor) -> tuple[list[NDArray[Any]], int]:
     """Return the bits of a tensor in parts, and the bits of infinity."""
-    bits, infinity = _bits_of(tensor), _EXPONENT_BITS[tensor.dtype.name.lower()]
+    bits, infinity = bits_of(tensor), _EXPONENT_BITS[tensor.dtype.name.lower()]
     size = _CHUNK_BYTES // bits.itemsize
     return [bits[begin : begin + size] for begin in range(0, bits.size, size)], infinity
 
@@ -59,7 +59,7 @@ def _are_finite(chunks: list[NDArray[Any]], infinity: int) -> bool:
     return True
 
 
-def _bits_of(tensor: Tensor) -> NDArray[Any]:
+def bits_of(tensor: Tensor) -> NDArray[Any]:
     """Return the tensor's memory as unsigned integers."""
     item = int(tensor.element_size())
     count = int(tensor.size)

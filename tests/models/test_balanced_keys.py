@@ -180,7 +180,7 @@ def test_keys_whose_pairs_differ_lose_little_in_eight_bits(
     balanced = loss(load(folder, "int8"))
     monkeypatch.setattr(attention_part, "choose_exponents", lambda squares, _: np.zeros(squares.shape, np.int8))
     usual, unbalanced = loss(load(GOLDEN / name, "int8")), loss(load(folder, "int8"))
-    assert balanced < 1.5 * usual and balanced < unbalanced / 3
+    assert balanced < 1.5 * usual and balanced < unbalanced / 2
 
 
 def test_keys_of_float32_are_not_balanced() -> None:
