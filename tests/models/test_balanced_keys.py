@@ -85,6 +85,31 @@ def test_lengths_and_scaled_outputs_are_those_of_the_pieces_rows(is_transposed: 
     assert {piece.is_transposed for piece in scaled} == {is_transposed}
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_exponents_follow_from_the_weights_biases_and_norms_of_each_layer(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[NDArray[np.float64]] = []
+
+    def record(squares: NDArray[np.float64], pairs: NDArray[np.intp]) -> Exponents:
+        found.append(squares)
+        return choose_exponents(squares, pairs)
+
+    monkeypatch.setattr(attention_part, "choose_exponents", record)
+    config = load_golden(name, "bfloat16", has_int8_cache=True).config
+    tensors = load_file(GOLDEN / name / "model.safetensors")
+    stored = {key: value.astype("bfloat16").astype("float64").numpy() for key, value in tensors.items()}
+    for index, squares in enumerate(found):
+        prefix = f"model.layers.{index}."
+        weight, norm = (stored[f"{prefix}{part}.weight"] for part in ("self_attn.k_proj", "input_layernorm"))
+        if name == "qwen3":
+            expected = stored[f"{prefix}self_attn.k_norm.weight"] ** 2
+        else:
+            expected = ((weight * norm) ** 2).sum(1) + stored[f"{prefix}self_attn.k_proj.bias"] ** 2
+        np.testing.assert_allclose(squares, expected.reshape(-1, config.head_dim), rtol=1e-12)
+    assert len(found) == config.num_layers
+
+
 def force_exponents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all exponents random, so that every pair of every head has another one, whatever the weights are."""
     random = np.random.default_rng(2)
