@@ -1,115 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many bits per byte of text do quantized weights or a quantized cache cost?
+"""How much do quantized weights or a quantized cache change the probabilities of text?
 
-    python -m benchmarks.bench_quality [--model demo] [--tokens 32768] [--formats wint8 wint4] [--mixes]
+    python -m benchmarks.bench_quality [--model demo] [--tokens 20480] [--formats wint8 wint4] [--mixes]
+        [--texts FILE ...] [--peers-python VENV/bin/python]
 
-The text is the part of Python's standard library that the demonstration model was not trained on (scripts/demo_model
-chooses files by a hash of their path). `worse` is bits per byte over those of bf16, the baseline, minus one.
+All formats score one text after the other. `over` names the format that a row is compared with: the same checkpoint in
+float32, or for the int8 cache that in bf16. `worse_%` is the change of the perplexity, and `error_%` its standard error
+if tokens were independent. `change` and `change_99%` are mean and 99 % quantile of the absolute change of a token's
+log-probability, `kl` is the mean Kullback-Leibler divergence, `same_token` the share of positions with the same most
+likely token. Figures are comparable within one run only.
+
+The demonstration model scores sources of Python's library that it was not trained on. Other models score parts of
+Python's license, language reference and library sources, and of docs/; --texts names other UTF-8 files. With
+--peers-python, llama.cpp scores the same tokens in its formats (benchmarks/peers/README.md).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from benchmarks.report import Row, make_parser, print_report
-from fastdeploy.config.model_config import ModelConfig
+from benchmarks.peers.gguf_files import ARCHITECTURES
+from benchmarks.peers.worker_process import WorkerProcess
+from benchmarks.quality_figures import Figures, Logprobs, log_softmax
+from benchmarks.quality_texts import WINDOW, Text, demo_texts, digest, installed_texts, texts_of_files
+from benchmarks.report import ROOT, Row, make_parser, print_report
+from fastdeploy.config.model_config import DType, ModelConfig
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.ops.backends.cpu import library
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.registry import select_backend
-from scripts.demo_model.data import read_corpus
 
 BLOCK_SIZE = 64
-WINDOW = 1024  # tokens scored from the beginning of each file
+REFERENCE, UNQUANTIZED, CACHE = "float32", "bf16", "int8 cache"
+MIXES = {"wint4, head too": {"attention": "wint4", "mlp": "wint4", "head": "wint4"}}
+PEERS = {name: f"llama.cpp {name.upper()}" for name in ("q8_0", "q4_0", "q4_1")}
 
 
-class Numerics(NamedTuple):
+@dataclass(frozen=True)
+class Numerics:
     """The formats of a model's weights, and of its keys and values."""
 
-    quantization: QuantizationConfig
+    quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     kv_cache_dtype: str = "auto"
+    dtype: DType = "bfloat16"
 
 
-MIXES = {"wint4, head too": {"attention": "wint4", "mlp": "wint4", "head": "wint4"}}
+class Scorer(Protocol):
+    """A checkpoint in one format."""
+
+    weights_mib: float
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits after each token of a text but the last, [tokens - 1, vocab_size]."""
 
 
-class Scorer:
-    """A checkpoint in one format that computes log-probabilities of one text at a time."""
+class ModelScorer:
+    """A checkpoint in one of this engine's formats."""
 
     def __init__(self, path: str, numerics: Numerics) -> None:
-        config = ModelConfig.from_pretrained(path, dtype="bfloat16", kv_cache_dtype=numerics.kv_cache_dtype)
-        self.model = load_model(config, max_rows=WINDOW, max_model_len=WINDOW, quantization=numerics.quantization)
-        heads, num_blocks = self.model.heads, -(-WINDOW // BLOCK_SIZE)
+        config = ModelConfig.from_pretrained(path, dtype=numerics.dtype, kv_cache_dtype=numerics.kv_cache_dtype)
+        self._model = load_model(config, max_rows=WINDOW, max_model_len=WINDOW, quantization=numerics.quantization)
+        self.weights_mib = self._model.num_weight_bytes / 2**20
+        heads, num_blocks = self._model.heads, -(-WINDOW // BLOCK_SIZE)
         sizes = (num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
-        self._caches = [allocate_kv_cache(*sizes, config.kv_cache_dtype) for _ in range(self.model.num_layers)]
+        self._caches = [allocate_kv_cache(*sizes, config.kv_cache_dtype) for _ in range(self._model.num_layers)]
         self._batch = BatchIndex(WINDOW, 1, num_blocks, BLOCK_SIZE)
         self._token_ids = HostBuffer(WINDOW, "int32")
-        self._logits = paddle.zeros([WINDOW, self.model.vocab_size], "float32")
 
-    def logprobs_of_next(self, text: Sequence[int]) -> NDArray[np.float64]:
-        """Return the log-probability of each token of a text after the first."""
-        count = np.array([len(text)], np.int32)
-        blocks = np.arange(-(-len(text) // BLOCK_SIZE), dtype=np.int32)
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits after each token of a text but the last."""
+        count = np.array([len(token_ids)], np.int32)
+        blocks = np.arange(-(-len(token_ids) // BLOCK_SIZE), dtype=np.int32)
         metadata = self._batch.fill(count, np.zeros(1, np.int32), count, [blocks])
-        self._token_ids.array[: len(text)] = text
-        hidden = self.model.forward(self._token_ids.tensor, metadata, self._caches)
-        self.model.compute_logits(hidden, len(text), self._logits)
-        logits = self._logits.numpy()[: len(text) - 1].astype(np.float64)
-        logits -= logits.max(-1, keepdims=True)
-        chosen = logits[np.arange(len(text) - 1), np.asarray(text[1:])]
-        return np.asarray(chosen - np.log(np.exp(logits).sum(-1)))
+        self._token_ids.array[: len(token_ids)] = token_ids
+        hidden = self._model.forward(self._token_ids.tensor, metadata, self._caches)
+        logits = paddle.zeros([len(token_ids), self._model.vocab_size], "float32")
+        self._model.compute_logits(hidden, len(token_ids), logits)
+        return np.array(logits.numpy()[:-1])
 
 
-def held_out_texts(tokenizer: Tokenizer, num_tokens: int) -> list[list[int]]:
-    """Return the beginnings of held-out files, about `num_tokens` tokens in total."""
-    texts: list[list[int]] = []
-    for file in read_corpus():
-        if file.held_out and sum(map(len, texts)) < num_tokens:
-            texts.append(tokenizer.encode(file.text)[:WINDOW])
-    return [text for text in texts if len(text) > 1]
+class PeerScorer:
+    """A checkpoint in one of llama.cpp's formats, in a process of its own."""
+
+    def __init__(self, python: Path, path: str, kind: str) -> None:
+        script = ROOT / "benchmarks/peers/llama_cpp_scorer.py"
+        environment = {"PEERS_THREADS": str(library.num_threads())}
+        self._process = WorkerProcess([str(python), str(script), path, kind], environment)
+        self.weights_mib: float = self._process.ready["weights_mib"]
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits after each token of a text but the last."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "logits.npy"
+            self._process.ask({"token_ids": list(token_ids), "file": str(file)})
+            logits: NDArray[np.float32] = np.load(file)
+        return logits
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.stop()
 
 
-def measure(path: str, formats: dict[str, Numerics], num_tokens: int) -> list[Row]:
-    """Score the same text in each format."""
-    tokenizer = Tokenizer.from_pretrained(path)
-    texts = held_out_texts(tokenizer, num_tokens)
-    num_bytes = sum(len(tokenizer.decode(text[1:]).encode()) for text in texts)
-    rows: list[Row] = []
-    for name, numerics in formats.items():
-        scorer = Scorer(path, numerics)
-        bits = -sum(float(scorer.logprobs_of_next(text).sum()) for text in texts) / math.log(2) / num_bytes
-        worse = bits / rows[0]["bits_per_byte"] - 1 if rows else 0.0
-        mib = scorer.model.num_weight_bytes / 2**20
-        rows.append({"format": name, "bits_per_byte": bits, "worse": worse, "weights_mib": mib})
-    return rows
+def measure(scorers: Mapping[str, Scorer], texts: Sequence[Text]) -> list[Row]:
+    """Score each text in all formats, REFERENCE and UNQUANTIZED first, and return a row per format."""
+    figures = {name: Figures() for name in scorers}
+    for number, text in enumerate(texts, 1):
+        print(f"{number} of {len(texts)}: {text.name}", file=sys.stderr, flush=True)
+        references: dict[str, Logprobs] = {}
+        for name, scorer in scorers.items():
+            logprobs = log_softmax(scorer.logits(text.token_ids))
+            if name in (REFERENCE, UNQUANTIZED):
+                references[name] = logprobs
+            figures[name].add(references[compared_with(name)], logprobs, np.array(text.token_ids[1:]))
+    return [
+        {"format": name, "over": compared_with(name), **figures[name].row(), "weights_mib": scorer.weights_mib}
+        for name, scorer in scorers.items()
+    ]
+
+
+def compared_with(name: str) -> str:
+    """Return the format that is the baseline of a format."""
+    return UNQUANTIZED if name == CACHE else REFERENCE
+
+
+def formats(names: Sequence[str], mixes: bool) -> dict[str, Numerics]:
+    """Return what is measured: the baselines, the cache, and the weight formats of these names."""
+    found = {REFERENCE: Numerics(dtype="float32"), UNQUANTIZED: Numerics(), CACHE: Numerics(kv_cache_dtype="int8")}
+    values = {**{name: name for name in names}, **(MIXES if mixes else {})}
+    return found | {name: Numerics(QuantizationConfig.from_value(value)) for name, value in values.items()}
+
+
+def choose_texts(model: str, files: Sequence[Path], tokenizer: Tokenizer, num_tokens: int) -> list[Text]:
+    """Return the texts that a model scores."""
+    if files:
+        return texts_of_files(tokenizer, files, num_tokens)
+    return (demo_texts if model == "demo" else installed_texts)(tokenizer, num_tokens)
+
+
+def architecture(path: str) -> str:
+    """Return the architecture that config.json names."""
+    config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    return str(config["architectures"][0])
 
 
 def main() -> None:
     """Print one row per format and one JSON line."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="demo", help="directory, or demo (default: demo)")
-    parser.add_argument("--tokens", type=int, default=32768, help="tokens to score, about (default: 32768)")
+    parser.add_argument("--tokens", type=int, default=20480, help="score at least so many tokens (default: 20480)")
     parser.add_argument("--formats", nargs="+", choices=FORMATS[1:], default=FORMATS[1:], help="(default: all)")
     parser.add_argument("--mixes", action="store_true", help="also four bits in the head")
+    parser.add_argument("--texts", type=Path, nargs="+", default=[], metavar="FILE", help="other texts, in UTF-8")
+    parser.add_argument("--peers-python", type=Path, help="the Python of the peers' environment: llama.cpp scores too")
     args = parser.parse_args()
     paddle.set_device("cpu")
     select_backend("cpu")
-    plain = QuantizationConfig()
-    mixes = {**{name: name for name in args.formats}, **(MIXES if args.mixes else {})}
-    formats = {"bf16": Numerics(plain), "int8 cache": Numerics(plain, "int8")}
-    formats |= {name: Numerics(QuantizationConfig.from_value(mix)) for name, mix in mixes.items()}
-    rows = measure(resolve_model_path(args.model), formats, args.tokens)
-    print_report("quality", f"{args.model}: held-out text", rows, model=args.model)
+    path = resolve_model_path(args.model)
+    if args.peers_python and (name := architecture(path)) not in ARCHITECTURES:
+        parser.error(f"--peers-python: expected one of {', '.join(ARCHITECTURES)}, got {name}")
+    try:
+        texts = choose_texts(args.model, args.texts, Tokenizer.from_pretrained(path), args.tokens)
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--texts: {error}")
+    if not texts:
+        parser.error("--texts: expected at least two tokens")
+    with ExitStack() as stack:
+        scorers: dict[str, Scorer] = {
+            name: ModelScorer(path, numerics) for name, numerics in formats(args.formats, args.mixes).items()
+        }
+        for kind, name in PEERS.items() if args.peers_python else ():
+            peer = PeerScorer(args.peers_python, path, kind)
+            stack.callback(peer.stop)
+            scorers[name] = peer
+        rows = measure(scorers, texts)
+    tokens = sum(len(text.token_ids) for text in texts)
+    details = {"tokens": tokens, "texts": [text.name for text in texts], "digest": digest(texts)}
+    print_report("quality", f"{args.model}: {tokens} tokens in {len(texts)} texts", rows, model=args.model, **details)
 
 
 if __name__ == "__main__":

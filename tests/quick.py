@@ -12,7 +12,9 @@ import pytest
 CASES_PER_TEST = 2
 SLOW_MODULES = {  # start servers or other processes, train models, or search through many examples
     "cluster": "test_campaign test_failures test_harness test_node_routes test_rolling_restart",
-    "benchmarks": "test_bench_speculation test_bench_splitwise test_commands test_launches test_peers",
+    "benchmarks": """
+        test_bench_quality test_bench_speculation test_bench_splitwise test_commands test_launches test_peers
+    """,
     "detokenize": "test_chat_template",
     "engine": "test_engine_fuzz test_fair_share_fuzz test_hand_over_fuzz",
     "entrypoints": """

@@ -18,16 +18,14 @@ median.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from benchmarks.peers.worker_process import WorkerProcess
 from benchmarks.report import ROOT, Row, make_parser, print_report
 
 HERE = Path(__file__).resolve().parent
@@ -79,7 +77,7 @@ JOBS = {
 class Worker:
     """An engine in a process of its own, and its rates by job, one per round."""
 
-    process: subprocess.Popen[str]
+    process: WorkerProcess
     name: str
     is_ours: bool
     verifies: bool  # whether it can compute several rows of one request
@@ -89,44 +87,16 @@ class Worker:
     @classmethod
     def start(cls, command: list[str], environment: dict[str, str]) -> Worker:
         """Start a worker and wait until its engine is loaded."""
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, **environment},
-        )
-        script = Path(command[1]).name
-        worker = cls(process, Path(command[-1]).name, script == "fastdeploy_worker.py", script != "openvino_worker.py")
-        worker.name = worker._answer()["ready"]
-        return worker
+        process, script = WorkerProcess(command, environment), Path(command[1]).name
+        return cls(process, process.ready["ready"], script == "fastdeploy_worker.py", script != "openvino_worker.py")
 
     def run(self, name: str, job: Job, limit_s: float) -> float:
         """Run a job that decodes for at most `limit_s` seconds; return its rate."""
-        assert self.process.stdin is not None
         parts = {"requests": job.requests, "prompt_tokens": job.prompt_tokens, "new_tokens": job.new_tokens}
-        self.process.stdin.write(json.dumps({**parts, "rows": job.rows, "limit_s": limit_s}) + "\n")
-        self.process.stdin.flush()
-        answer = self._answer()
+        answer = self.process.ask({**parts, "rows": job.rows, "limit_s": limit_s})
         if job.is_cut(answer["num_steps"]):
             self.cut.add(name)
         return job.rate(**answer)
-
-    def stop(self) -> None:
-        """End the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-
-    def _answer(self) -> dict[str, Any]:
-        """Return the worker's next answer."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"compare: the worker {self.name} ended with status {self.process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 def commands(args: argparse.Namespace, bits: int) -> list[list[str]]:
@@ -160,7 +130,7 @@ def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
             if time.monotonic() < end and (worker.verifies or JOBS[name].rows == 1):
                 measure(worker, name, args.limit_s)
     for worker in workers:
-        worker.stop()
+        worker.process.stop()
     return workers
 
 

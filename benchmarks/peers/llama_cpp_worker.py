@@ -9,6 +9,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+from numpy.typing import NDArray
 from protocol import NUM_THREADS, Decoding, serve
 
 
@@ -28,7 +29,7 @@ class Context:
 
     def prefill(self, prompts: list[list[int]]) -> list[int]:
         """Compute the prompts of all sequences; return the most likely next token of each."""
-        self._compute(prompts, 0, all_logits=False)
+        self.compute(prompts, 0, all_logits=False)
         ends = itertools.accumulate(len(prompt) for prompt in prompts)
         return [self._argmax(end - 1) for end in ends]
 
@@ -37,7 +38,7 @@ class Context:
 
         As verification needs them, the most likely tokens after all rows are determined.
         """
-        self._compute([[token, *range(1000, 1000 + rows - 1)] for token in tokens], position, all_logits=True)
+        self.compute([[token, *range(1000, 1000 + rows - 1)] for token in tokens], position, all_logits=True)
         likeliest = [self._argmax(row) for row in range(rows * len(tokens))]
         if rows > 1:
             memory = llama_cpp.llama_get_memory(self.handle)
@@ -45,7 +46,8 @@ class Context:
                 assert llama_cpp.llama_memory_seq_rm(memory, sequence, position + 1, -1), "drafts were not removed"
         return likeliest[::rows]
 
-    def _compute(self, tokens: list[list[int]], position: int, all_logits: bool) -> None:
+    def compute(self, tokens: list[list[int]], position: int, all_logits: bool) -> None:
+        """Compute tokens[i] of sequence i from `position` on, and logits of all rows or of each sequence's last one."""
         batch, row = self.batch, 0
         for sequence, new in enumerate(tokens):
             for offset, token in enumerate(new):
@@ -60,16 +62,26 @@ class Context:
         llama_cpp.llama_batch_free(self.batch)
         llama_cpp.llama_free(self.handle)
 
-    def _argmax(self, row: int) -> int:
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """Return a view of the logits of a row of the batch, [vocab_size]; valid until the next computation."""
         logits = llama_cpp.llama_get_logits_ith(self.handle, row)
-        return int(np.ctypeslib.as_array(logits, shape=(self.vocab_size,)).argmax())
+        return np.ctypeslib.as_array(logits, shape=(self.vocab_size,))
+
+    def _argmax(self, row: int) -> int:
+        return int(self.logits(row).argmax())
+
+
+def load_model(file: str) -> Any:
+    """Load a GGUF file."""
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
+    assert model, f"llama.cpp cannot load {file}"
+    return model
 
 
 def main(file: str) -> None:
     """Load the model and serve."""
-    llama_cpp.llama_backend_init()
-    model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
-    assert model, f"llama.cpp cannot load {file}"
+    model = load_model(file)
 
     def run(prompts: list[list[int]], new_tokens: int, rows: int, decoding: Decoding) -> None:
         length = len(prompts[0])

@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 NUM_THREADS = int(os.environ.get("PEERS_THREADS", "2"))
 # On a shared machine use one thread and PEERS_CLOCK=cpu, the processor time of the worker.
@@ -55,18 +56,26 @@ class Decoding:
 
 # Runs prompts of token ids to `new_tokens` tokens each, or until the decoding is over, in steps of `rows` rows each.
 Run = Callable[[list[list[int]], int, int, Decoding], None]
+Message = dict[str, Any]
+
+
+def answer_jobs(ready: Message, answer: Callable[[Message], Message]) -> None:
+    """Report that the engine is loaded, then answer jobs until stdin ends. Other output goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    print(json.dumps(ready), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
 
 
 def serve(describe: str, run: Run) -> None:
-    """Report that the engine is loaded, then run jobs until stdin ends. Other output goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    print(json.dumps({"ready": describe}), file=answers, flush=True)
+    """Time the jobs of compare.py until stdin ends."""
     rng = random.Random(os.getpid())
-    for line in sys.stdin:
-        job = json.loads(line)
+
+    def answer(job: Message) -> Message:
         prompts = [rng.choices(TOKENS, k=job["prompt_tokens"]) for _ in range(job["requests"])]
         decoding = Decoding(job["limit_s"])
         run(prompts, job["new_tokens"], job["rows"], decoding)
-        answer = {key: getattr(decoding, key) for key in ("first_s", "total_s", "num_steps")}
-        print(json.dumps(answer), file=answers, flush=True)
+        return {key: getattr(decoding, key) for key in ("first_s", "total_s", "num_steps")}
+
+    answer_jobs({"ready": describe}, answer)
