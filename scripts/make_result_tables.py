@@ -92,6 +92,27 @@ def isolation_table(rows: Sequence[Row]) -> str:
     return _table(["attack", "time between tokens", "steps to the first token (ordinary)", "/health, s"], lines)
 
 
+def quality_table(rows: Sequence[Row]) -> str:
+    """Return what each format costs, a row per format."""
+    columns = {
+        "perplexity": "{:.3f}",
+        "worse_%": "{:+.2f} %",
+        "change": "{:.3f}",
+        "change_99%": "{:.2f}",
+        "kl": "{:.4f}",
+        "same_token": "{:.3f}",
+        "weights_mib": "{:.1f}",
+    }
+    header = ["perplexity", "over", "mean change", "99 % quantile", "KL", "same token", "weights, MiB"]
+    lines = []
+    for row in rows:
+        cells = [text.format(row[key]) for key, text in columns.items()]
+        is_reference = row["format"] == row["over"]
+        over = "" if is_reference else f"{cells[1]} {row['over']}"
+        lines.append([row["format"], cells[0], over, *([""] * 4 if is_reference else cells[2:-1]), cells[-1]])
+    return _table(["format", *header], lines)
+
+
 def splitwise_table(rows: Sequence[Row]) -> str:
     """Return one line per quantity of each part of the benchmark."""
     lines = []
@@ -133,6 +154,7 @@ TABLES = {
     "isolation": isolation_table,
     "speculation": speculation_table,
     "peers": peers_table,
+    "quality": quality_table,
     "splitwise": splitwise_table,
 }
 

@@ -16,6 +16,7 @@ from scripts.make_result_tables import (
     isolation_table,
     merge_runs,
     peers_table,
+    quality_table,
     speculation_table,
     write_data,
 )
@@ -97,6 +98,18 @@ def test_peers_table_shows_ratios_only() -> None:
         {"bits": 8, "engine": "w8a8", "over": "llama.cpp q8_0", "decode-128": 2.19},
     ]
     assert peers_table(rows).splitlines()[2:] == ["| 8 | w8a8 | llama.cpp q8_0 | 2.19 |"]
+
+
+def test_quality_table_shows_the_change_over_each_reference() -> None:
+    figures = {"perplexity": 17.2781, "change": 0.2264, "change_99%": 1.234, "kl": 0.04041, "same_token": 0.894}
+    rows = [
+        {"format": "float32", "over": "float32", **figures, "worse_%": 0.0, "weights_mib": 512.9},
+        {"format": "w8a8", "over": "float32", **figures, "worse_%": 3.896, "weights_mib": 183.01},
+    ]
+    assert quality_table(rows).splitlines()[2:] == [
+        "| float32 | 17.278 |  |  |  |  |  | 512.9 |",
+        "| w8a8 | 17.278 | +3.90 % float32 | 0.226 | 1.23 | 0.0404 | 0.894 | 183.0 |",
+    ]
 
 
 def output(quantization: str, speed_up: float, **environment: str) -> str:
