@@ -20,7 +20,7 @@ constexpr int64_t kGroup = 32;  // inputs that share a scale in 4 bits
 
 // Candidates for the code of the weight of largest magnitude, before it is clamped to -8..7. They are negative, because
 // -8 has no positive counterpart.
-constexpr float kExtremeCodes[] = {-8.0f, -8.5f, -7.25f, -8.25f, -8.75f, -7.75f, -7.0f};
+constexpr float kExtremeCodes[] = {-8.0f, -7.5f, -7.0f, -6.5f, -6.0f, -8.5f, -9.0f};
 // Candidates for the codes of the smallest and of the largest weight, before they are clamped to 0..15.
 constexpr float kEndCodes[][2] = {{0.0f, 15.0f},  {-0.5f, 14.75f}, {0.0f, 15.5f},   {-0.25f, 15.0f},
                                   {0.0f, 15.25f}, {0.25f, 15.25f}, {-0.25f, 15.25f}};

@@ -9,7 +9,7 @@ from fastdeploy.ops.quantized_form import QuantizedForm
 
 _GROUP = 32  # inputs that share a scale in 4-bit formats
 _PIECE = 32  # inputs that share a scale in a row of 8 bits
-_EXTREME_CODES = (-8.0, -8.5, -7.25, -8.25, -8.75, -7.75, -7.0)
+_EXTREME_CODES = (-8.0, -7.5, -7.0, -6.5, -6.0, -8.5, -9.0)
 """Candidate codes of the weight of largest magnitude of a group, not clipped yet."""
 _END_CODES = ((0, 15), (-0.5, 14.75), (0, 15.5), (-0.25, 15), (0, 15.25), (0.25, 15.25), (-0.25, 15.25))
 """Candidate codes of the smallest and the largest weight of a group, not clipped yet."""
