@@ -80,7 +80,7 @@ struct PackQuantizedArgs {
   uint8_t* packed;    // [quantized_size(form, n, k, gated)], 64-byte aligned
   int64_t n, k;
   bool gated;
-  QuantizedForm form;  // of 8 bits without groups, or of 4 bits with groups of 32
+  QuantizedForm form;  // without groups, or with groups of 32; minimums are for 4 bits
 };
 
 // A range of outputs of a weight that is quantized already.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantizes bf16 weights and packs them into the panels that linear_quant.cc reads. 8 bits: codes -127..127 and the
-// factor absmax / 127 per output. 4 bits: codes -8..7, or 0..15 with a minimum, and scales of groups of 32 k: the
-// candidate with the least squared error. Their factor is the power of two of the output's largest weight.
+// Quantizes bf16 weights and packs them into the panels that linear_quant.cc reads. 8 bits: codes -127..127 and absmax
+// / 127 as the factor of an output or the scale of a group. 4 bits: codes -8..7, or 0..15 with a minimum, and the
+// candidate scale with the least squared error. Groups are 32 k, beside the power of two of the output's largest weight
+// as the factor.
 #include <cstring>
 #include <limits>
 
@@ -16,7 +17,7 @@ namespace fd {
 namespace FD_ISA {
 namespace {
 
-constexpr int64_t kGroup = 32;  // inputs that share a scale in 4 bits
+constexpr int64_t kGroup = 32;  // inputs that share a scale
 
 // Candidates for the code of the weight of largest magnitude, before it is clamped to -8..7. They are negative, because
 // -8 has no positive counterpart.
@@ -138,6 +139,11 @@ GroupValues best_group_values(const float* w) {
   return candidates[best];
 }
 
+// Returns the values of a group of codes of 8 bits.
+GroupValues values_of_8_bits(const float* w) {
+  return {nearest_half(ScalarLanes::from_bits(largest_magnitude_bits(w, kGroup)) / 127.0f), 0.0f};
+}
+
 FD_INLINE void store_bytes(uint8_t* to, FP32Vec16 x) {
 #if defined(FD_ISA_AVX512)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -158,18 +164,22 @@ void write_codes(const float* w, int64_t count, GroupValues values, float smalle
                 add(codes_of<kHasMinimum>(load(w + i), inverse, values.minimum, smaller, most), splat(offset)));
 }
 
-// Quantizes the weights [padded_k] of one output to 8 bits; writes its factor to the panel and its codes to `codes`.
-void quantize_to_8_bits(const float* w, int64_t k, int64_t padded_k, int64_t lane, uint8_t* codes, uint8_t* panel) {
+// Quantizes the weights [padded_k] of one output to 8 bits without groups; writes its factor to the panel and its codes
+// to `codes`.
+void quantize_without_groups(const float* w, int64_t k, int64_t padded_k, int64_t lane, uint8_t* codes,
+                             uint8_t* panel) {
   float factor = ScalarLanes::from_bits(largest_magnitude_bits(w, k)) / 127.0f;
   if (factor < kMinScaledAbsmax) factor = 0;
   write_codes<false>(w, padded_k, {factor, 0.0f}, -127.0f, 127.0f, 128.0f, codes);
   std::memcpy(panel + 4 * lane, &factor, 4);
 }
 
-// Does the same to 4 bits, and writes words of codes. The weights are divided by the factor in place.
-template <bool kHasMinimum>
-void quantize_to_4_bits(float* w, const QuantizedForm& form, int64_t k, int64_t padded_k, int64_t lane, uint8_t* codes,
-                        uint8_t* panel) {
+// Does the same with groups. The weights are divided by the factor in place, and words of four-bit codes are written.
+template <bool kFourBits, bool kHasMinimum>
+void quantize_groups(float* w, const QuantizedForm& form, int64_t k, int64_t padded_k, int64_t lane, uint8_t* codes,
+                     uint8_t* panel) {
+  constexpr float kSmallest = kFourBits ? kSmallestCode<kHasMinimum> : -127.0f;
+  constexpr float kLargest = kFourBits ? kSmallest + 15.0f : 127.0f;
   float factor = ScalarLanes::from_bits(largest_magnitude_bits(w, k) & 0x7f800000u);
   if (factor < kMinScaledAbsmax) factor = 0;
   const float inverse = inverse_of(factor), padding = kHasMinimum ? w[k - 1] : 0.0f;
@@ -178,21 +188,23 @@ void quantize_to_4_bits(float* w, const QuantizedForm& form, int64_t k, int64_t 
   auto* minimums = reinterpret_cast<uint16_t*>(panel + kFactorBytes + scale_bytes(form, k)) + lane;
   for (int64_t group = 0; group * kGroup < k; ++group) {
     const float* weights = w + group * kGroup;
-    const GroupValues values = best_group_values<kHasMinimum>(weights);
-    write_codes<kHasMinimum>(weights, kGroup, values, kSmallestCode<kHasMinimum>, kSmallestCode<kHasMinimum> + 15.0f,
-                             -kSmallestCode<kHasMinimum>, codes + group * kGroup);
+    const GroupValues values = kFourBits ? best_group_values<kHasMinimum>(weights) : values_of_8_bits(weights);
+    write_codes<kHasMinimum>(weights, kGroup, values, kSmallest, kLargest, static_cast<float>(form.code_offset()),
+                             codes + group * kGroup);
     scales[group * kPanel] = half_bits(values.scale);
     if (kHasMinimum) minimums[group * kPanel] = half_bits(values.minimum);
   }
-  join_nibbles(codes, padded_k);
+  if (kFourBits) join_nibbles(codes, padded_k);
   std::memcpy(panel + 4 * lane, &factor, 4);
 }
 
 void quantize_output(float* w, const QuantizedForm& form, int64_t k, int64_t padded_k, int64_t lane, uint8_t* codes,
                      uint8_t* panel) {
-  if (!has_four_bits(form.quantization)) return quantize_to_8_bits(w, k, padded_k, lane, codes, panel);
-  form.has_minimum ? quantize_to_4_bits<true>(w, form, k, padded_k, lane, codes, panel)
-                   : quantize_to_4_bits<false>(w, form, k, padded_k, lane, codes, panel);
+  if (!form.has_scales()) return quantize_without_groups(w, k, padded_k, lane, codes, panel);
+  const auto quantize = !has_four_bits(form.quantization) ? quantize_groups<false, false>
+                        : form.has_minimum                ? quantize_groups<true, true>
+                                                          : quantize_groups<true, false>;
+  quantize(w, form, k, padded_k, lane, codes, panel);
 }
 
 // Converts the weights of one output to fp32 in wide[padded_k], padded with zeros; returns whether all are finite.

@@ -83,7 +83,7 @@ FORMS = {
     "wint8": QuantizedForm("wint8"),
     "wint4": QuantizedForm("wint4", 32),
     "wint4_min": QuantizedForm("wint4", 32, has_minimum=True),
-    "w8a8": QuantizedForm("w8a8"),
+    "w8a8": QuantizedForm("w8a8", 32),
     "w4a8": QuantizedForm("w4a8", 32),
     "w4a8_min": QuantizedForm("w4a8", 32, has_minimum=True),
 }

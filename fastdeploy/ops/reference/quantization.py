@@ -7,7 +7,7 @@ import paddle
 
 from fastdeploy.ops.quantized_form import QuantizedForm
 
-_GROUP = 32  # inputs that share a scale in 4-bit formats
+_GROUP = 32  # inputs that share a scale
 _PIECE = 32  # inputs that share a scale in a row of 8 bits
 _EXTREME_CODES = (-8.0, -7.5, -7.0, -6.5, -6.0, -8.5, -9.0)
 """Candidate codes of the weight of largest magnitude of a group, not clipped yet."""
@@ -20,7 +20,12 @@ _ROUNDING = 12582912.0  # 1.5 * 2^23: adding and subtracting it rounds to the ne
 
 def dequantize_weight(weight: paddle.Tensor, form: QuantizedForm) -> paddle.Tensor:
     """Quantize a float32 weight [out_features, in_features] and return what its codes stand for."""
-    return _four_bits(weight, form.has_minimum) if form.weight_bits == 4 else _eight_bits(weight)
+    if not form.has_scales:
+        return _without_groups(weight)
+    factor = _power_of_two(weight.abs().max(axis=1, keepdim=True))
+    scaled = weight * _inverse(factor)
+    values = _four_bits(scaled, form.has_minimum) if form.weight_bits == 4 else _eight_bits(scaled)
+    return values * factor
 
 
 def dequantize_rows(x: paddle.Tensor, row_bits: int) -> paddle.Tensor:
@@ -52,7 +57,7 @@ def _sixteen_bits(x: paddle.Tensor, largest: paddle.Tensor) -> paddle.Tensor:
     return _nearest(x / scale).clip(max=_MAX_16_BIT_CODE) * scale
 
 
-def _eight_bits(weight: paddle.Tensor) -> paddle.Tensor:
+def _without_groups(weight: paddle.Tensor) -> paddle.Tensor:
     scale = weight.abs().max(axis=1, keepdim=True) / 127.0
     is_zero = scale < _MIN_SCALE
     inverse = 1.0 / paddle.where(is_zero, paddle.ones_like(scale), scale)
@@ -60,10 +65,16 @@ def _eight_bits(weight: paddle.Tensor) -> paddle.Tensor:
     return paddle.where(is_zero, paddle.zeros_like(weight), codes * scale)
 
 
+def _eight_bits(weight: paddle.Tensor) -> paddle.Tensor:
+    n, k = weight.shape
+    groups = paddle.nn.functional.pad(weight, [0, 0, 0, -k % _GROUP]).reshape([-1, _GROUP])
+    scale = _to_half(groups.abs().max(axis=1, keepdim=True) / 127.0)
+    values = _nearest(groups * _inverse(scale)).clip(-127, 127) * scale
+    return values.reshape([n, -1])[:, :k].contiguous()
+
+
 def _four_bits(weight: paddle.Tensor, has_minimum: bool) -> paddle.Tensor:
     n, k = weight.shape
-    factor = _power_of_two(weight.abs().max(axis=1, keepdim=True))
-    weight = weight * _inverse(factor)
     padding = weight[:, -1:] if has_minimum else paddle.zeros([n, 1])
     groups = paddle.concat([weight, padding.expand([n, -k % _GROUP])], axis=1).reshape([-1, _GROUP])
     best, min_error = paddle.zeros_like(groups), paddle.full([groups.shape[0], 1], float("inf"))
@@ -74,7 +85,7 @@ def _four_bits(weight: paddle.Tensor, has_minimum: bool) -> paddle.Tensor:
         error = _squared_error(values, groups)
         is_better = error < min_error
         best, min_error = paddle.where(is_better, values, best), paddle.where(is_better, error, min_error)
-    return best.reshape([n, -1])[:, :k] * factor
+    return best.reshape([n, -1])[:, :k].contiguous()
 
 
 def _candidates(groups: paddle.Tensor, has_minimum: bool) -> list[tuple[paddle.Tensor, paddle.Tensor]]:

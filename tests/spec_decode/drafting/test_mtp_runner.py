@@ -55,7 +55,7 @@ def test_memory_plan_includes_the_layer_and_the_fingerprint_does_not() -> None:
 @pytest.mark.parametrize(
     ("quantization", "head", "heads_bytes", "shown"),
     [
-        (None, "w4a8", 540_672, "head w4a8 528 KiB"),
+        (None, "w4a8", 606_208, "head w4a8 592 KiB"),
         ({"head": "none"}, "none", 0, "the model's head"),
         ({"mlp": "wint4", "head": "wint8"}, "wint8", 1_064_960, "head wint8 1 MiB"),
     ],
