@@ -49,7 +49,7 @@ def check_weights_fit(config: ModelConfig, quantization: QuantizationConfig) -> 
 
 def _candidates(config: ModelConfig) -> dict[str, Mapping[str, int]]:
     """Return flags that choose formats -> the bytes of each part with them, beginning with the most exact format."""
-    # w8a8, w4a8 and w4a8_min take the same memory as wint8, wint4 and wint4_min.
+    # w8a8, w4a8 and w4a8_min take about the same memory as wint8, wint4 and wint4_min.
     names = "none", "wint8", "wint4_min", "wint4"
     formats: dict[str, str | dict[str, str]] = {f"--quantization {name}": name for name in names}
     if config.has_experts:

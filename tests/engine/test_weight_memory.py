@@ -98,34 +98,37 @@ def test_bytes_of_experts_are_those_of_the_loaded_ones(format: str | dict[str, s
     gate_bytes = 2 * 2 * 16 * 256  # of two layers; they are counted as bfloat16, and generated as float32
     sizes = weight_bytes(config, quantization)
     assert sum(sizes.values()) == model.num_weight_bytes + vector_bytes - gate_bytes
-    num_outputs, num_bytes = 2 * 16 * 3 * 256, {"none": 2 * 256, "wint4": 256 // 2 + 2 * 2}
-    assert sizes["experts"] == num_outputs * num_bytes.get(str(format), 256 + 4)
+    scales = 256 // 32 * 2 + 4  # of groups, and the factor
+    num_bytes = {"none": 2 * 256, "wint8": 256 + 4, "wint4": 256 // 2 + scales}.get(str(format), 256 + scales)
+    assert sizes["experts"] == 2 * 16 * 3 * 256 * num_bytes
 
 
 def test_refusal_of_a_model_with_experts_names_their_bytes_and_four_bits_for_all_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = replace(parse_model_config(QWEN3_30B, {}), path="qwen3")
-    free(monkeypatch, 16 * 2**30)
+    free(monkeypatch, 18 * 2**30)
     four_bits = '--quantization \'{"attention": "wint4", "mlp": "wint4", "experts": "wint4", "head": "wint8"}\''
     assert refusal(config) == (
-        "model: qwen3: the weights take 56.87 GiB, and 16.00 GiB are free: --quantization wint4 fits ("
+        "model: qwen3: the weights take 56.87 GiB, and 18.00 GiB are free: --quantization wint4 fits ("
         "bfloat16: 56.87 GiB = experts 54.00, attention 1.69, head 0.58, other 0.60; "
         "--quantization wint8: 28.82 GiB = experts 27.08, attention 0.85, head 0.29, other 0.60; "
-        "--quantization wint4: 15.66 GiB = experts 13.92, attention 0.85, head 0.29, other 0.60; "
-        f"{four_bits}: 15.25 GiB = experts 13.92, attention 0.44, head 0.29, other 0.60)"
+        "--quantization wint4_min: 18.70 GiB = experts 16.96, attention 0.85, head 0.29, other 0.60; "
+        "--quantization wint4: 17.01 GiB = experts 15.27, attention 0.85, head 0.29, other 0.60; "
+        f"{four_bits}: 16.64 GiB = experts 15.27, attention 0.48, head 0.29, other 0.60)"
     )
-    free(monkeypatch, 15.5 * 2**30)
+    free(monkeypatch, 16.8 * 2**30)
     assert f"{four_bits} fits (" in refusal(config)
 
 
 def test_refusal_names_the_bytes_of_each_format_and_the_first_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    free(monkeypatch, 1.5 * 2**30)
+    free(monkeypatch, 1.1 * 2**30)
     assert refusal(LARGE) == (
-        "model: large: the weights take 3.66 GiB, and 1.50 GiB are free: --quantization wint4 fits ("
+        "model: large: the weights take 3.66 GiB, and 1.10 GiB are free: --quantization wint4 fits ("
         "bfloat16: 3.66 GiB = mlp 3.00, attention 0.62, head 0.03; "
         "--quantization wint8: 1.86 GiB = mlp 1.50, attention 0.31, head 0.02, other 0.03; "
-        "--quantization wint4: 0.98 GiB = mlp 0.77, attention 0.16, head 0.02, other 0.03)"
+        "--quantization wint4_min: 1.18 GiB = mlp 0.94, attention 0.20, head 0.02, other 0.03; "
+        "--quantization wint4: 1.07 GiB = mlp 0.84, attention 0.18, head 0.02, other 0.03)"
     )
     free(monkeypatch, 3 * 2**30)
     assert ": --quantization wint8 fits (" in refusal(LARGE)
@@ -138,14 +141,14 @@ def test_refusal_names_the_bytes_of_each_format_and_the_first_that_fits(monkeypa
 def test_refusal_lists_only_formats_that_are_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 2**30)
     message = refusal(LARGE, QuantizationConfig.from_value({"attention": "w8a8", "mlp": "wint8"}))
-    assert "(attention w8a8, mlp wint8, head none: 1.85 GiB = " in message
-    assert "--quantization wint4: 0.98 GiB" in message and "wint8: 1.86" not in message and "bfloat16" not in message
+    assert "(attention w8a8, mlp wint8, head none: 1.86 GiB = " in message
+    assert "--quantization wint4: 1.07 GiB" in message and "wint8: 1.86" not in message and "bfloat16" not in message
 
 
 def test_formats_of_config_json_count_if_no_flag_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1.5 * 2**30)
     config = replace(LARGE, quantization=QuantizationConfig.from_value("wint8"))
-    assert "the weights take 1.86 GiB, and 1.50 GiB are free: --quantization wint4 fits (wint8: 1.86" in refusal(config)
+    assert "the weights take 1.86 GiB, and 1.50 GiB are free: --quantization wint4_min fits (wint8: 1.86" in refusal(config)
     check_weights_fit(config, QuantizationConfig.from_value("wint4"))
 
 
@@ -154,7 +157,7 @@ def test_packed_weights_have_to_be_packed_again(monkeypatch: pytest.MonkeyPatch)
     formats = QuantizationConfig.from_value("wint8").for_model(has_experts=False)
     header = PackedHeader("", "bfloat16", formats, "", 0, 0, (), UNQUANTIZED, {})
     message = refusal(replace(LARGE, quantization=formats, packed=header))
-    assert ": fastdeploy quantize with --quantization wint4 fits (wint8: 1.86 GiB" in message
+    assert ": fastdeploy quantize with --quantization wint4_min fits (wint8: 1.86 GiB" in message
 
 
 def test_float32_weights_are_offered_as_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,5 +81,6 @@ def test_each_format_has_its_own_fingerprint_and_size() -> None:
         "attention w4a8, mlp w4a8, head w8a8",
         "attention w4a8_min, mlp w4a8_min, head w8a8",
     ]
-    sizes = [engine.describe()["weights_bytes"] for engine in engines]
-    assert sizes[0] > sizes[1] > sizes[3] > sizes[2] and sizes[1:4] == sizes[4:7]
+    sizes = {name: engine.describe()["weights_bytes"] for name, engine in zip(FORMATS, engines, strict=True)}
+    by_size = ["none", "w8a8", "wint8", "w4a8_min", "wint4_min", "w4a8", "wint4"]
+    assert sorted(sizes, key=sizes.__getitem__, reverse=True) == by_size and len(set(sizes.values())) == len(sizes)
