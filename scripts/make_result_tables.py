@@ -67,15 +67,29 @@ def speculation_table(rows: Sequence[Row]) -> str:
     return _table([*keys, *methods], lines)
 
 
-def peers_table(rows: Sequence[Row]) -> str:
-    """Return ratios of tokens per second, this engine's over a peer's."""
+def peers_table(rows: Sequence[Row], data: Path = DATA) -> str:
+    """Return ratios of tokens per second, this engine's over a peer's, and what both formats lose of a real model."""
     ratios = [row for row in rows if row["over"] != "tokens/s"]
     jobs = [job for job in JOBS if any(row.get(job) is not None for row in ratios)]
+    losses = _losses(data)
     lines = [
-        [row["bits"], row["engine"], row["over"], *("" if row[job] is None else f"{row[job]:.2f}" for job in jobs)]
+        [
+            row["engine"],
+            losses.get(row["engine"], ""),
+            row["over"],
+            losses.get(row["over"].lower(), ""),
+            *("" if row[job] is None else f"{row[job]:.2f}" for job in jobs),
+        ]
         for row in ratios
     ]
-    return _table(["bits", "FastDeploy", "over", *jobs], lines)
+    return _table(["FastDeploy", "loses", "over", "loses", *jobs], lines)
+
+
+def _losses(data: Path) -> dict[str, str]:
+    """Return the change of SmolLM2's perplexity by the formats of both engines, as they are named in comparisons."""
+    rows = json.loads((data / "quality-smollm2.json").read_text())["results"]
+    losses = {row["format"].lower(): f"{row['worse_%']:+.1f} %" for row in rows}
+    return losses | {"none": losses["bf16"], "llama.cpp bf16": "0 %"}
 
 
 def isolation_table(rows: Sequence[Row]) -> str:

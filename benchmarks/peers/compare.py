@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast is this engine beside llama.cpp and OpenVINO GenAI, on the same weights and in the same run?
 
-    python -m benchmarks.peers.compare CHECKPOINT --peers-python VENV/bin/python [--bits 16 8 4] [--rounds 2]
+    python -m benchmarks.peers.compare CHECKPOINT --peers-python VENV/bin/python [--bits 16 8 5 4] [--rounds 2]
         [--threads 2] [--clock wall] [--limit-s 15] [--total-s 420] [--only decode-128 prefill-512]
         [--against openvino]
 
@@ -29,10 +29,10 @@ from benchmarks.peers.worker_process import WorkerProcess
 from benchmarks.report import ROOT, Row, make_parser, print_report
 
 HERE = Path(__file__).resolve().parent
-OURS = {16: ["none"], 8: ["w8a8", "wint8"], 4: ["w4a8", "wint4"]}
+OURS = {16: ["none"], 8: ["w8a8", "wint8"], 5: ["w4a8_min", "wint4_min"], 4: ["w4a8", "wint4"]}
 PEERS = ["llama_cpp", "openvino"]
-GGUF = {16: "bf16", 8: "q8_0", 4: "q4_0"}
-OPENVINO = {16: "fp16", 8: "int8", 4: "int4"}
+GGUF = {16: "bf16", 8: "q8_0", 5: "q4_1", 4: "q4_0"}
+OPENVINO = {16: "fp16", 8: "int8", 4: "int4"}  # none with minimums
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,10 @@ def commands(args: argparse.Namespace, bits: int) -> list[list[str]]:
     """Return the commands of the workers: ours, and those of the peers whose files exist."""
     checkpoint, peer = str(args.checkpoint), str(args.peers_python)
     found = [[sys.executable, str(HERE / "fastdeploy_worker.py"), checkpoint, kind] for kind in OURS[bits]]
-    gguf, folder = args.checkpoint / f"model-{GGUF[bits]}.gguf", args.checkpoint / f"openvino-{OPENVINO[bits]}"
-    for name, file in (("llama_cpp", gguf), ("openvino", folder)):
+    files = {"llama_cpp": args.checkpoint / f"model-{GGUF[bits]}.gguf"}
+    if bits in OPENVINO:
+        files["openvino"] = args.checkpoint / f"openvino-{OPENVINO[bits]}"
+    for name, file in files.items():
         script = f"{name}_worker.py"
         if name in args.against and file.exists():
             found.append([peer, str(HERE / script), str(file)])

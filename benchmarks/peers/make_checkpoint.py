@@ -4,7 +4,7 @@
     python benchmarks/peers/make_checkpoint.py OUT [--shape benchmarks/shapes/qwen3-0.6b] [--layers N] [--gguf]
 
 OUT receives config.json, model.safetensors (torch layout, bf16) and the demonstration model's tokenizer; with --gguf
-also model-bf16.gguf, model-q8_0.gguf and model-q4_0.gguf (requires the packages gguf and llama-cpp-python). The script
+also model-TYPE.gguf for bf16, q8_0, q4_1 and q4_0 (requires the packages gguf and llama-cpp-python). The script
 runs without this repository's package. The shape must be a Qwen3 or a Qwen3-MoE.
 """
 
@@ -54,7 +54,7 @@ def main() -> None:
     if args.gguf:
         file = args.out / "model-bf16.gguf"
         write_gguf(file, config, weights)
-        for kind in ("q8_0", "q4_0"):
+        for kind in ("q8_0", "q4_1", "q4_0"):
             quantize(file, args.out / f"model-{kind}.gguf", kind)
 
 

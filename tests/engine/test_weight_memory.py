@@ -140,15 +140,15 @@ def test_refusal_names_the_bytes_of_each_format_and_the_first_that_fits(monkeypa
 
 def test_refusal_lists_only_formats_that_are_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 2**30)
-    message = refusal(LARGE, QuantizationConfig.from_value({"attention": "w8a8", "mlp": "wint8"}))
-    assert "(attention w8a8, mlp wint8, head none: 1.86 GiB = " in message
+    message = refusal(LARGE, QuantizationConfig.from_value({"attention": "wint8", "mlp": "wint8"}))
+    assert "(attention wint8, mlp wint8, head none: 1.85 GiB = " in message
     assert "--quantization wint4: 1.07 GiB" in message and "wint8: 1.86" not in message and "bfloat16" not in message
 
 
 def test_formats_of_config_json_count_if_no_flag_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1.5 * 2**30)
     config = replace(LARGE, quantization=QuantizationConfig.from_value("wint8"))
-    assert "the weights take 1.86 GiB, and 1.50 GiB are free: --quantization wint4_min fits (wint8: 1.86" in refusal(config)
+    assert "1.86 GiB, and 1.50 GiB are free: --quantization wint4_min fits (wint8: 1.86 GiB" in refusal(config)
     check_weights_fit(config, QuantizationConfig.from_value("wint4"))
 
 

@@ -92,12 +92,19 @@ def test_speculation_table_leaves_naive_out() -> None:
     assert speculation_table(rows).splitlines()[2:] == ["| editing | 1 | 2.50 (2.50) |"]
 
 
-def test_peers_table_shows_ratios_only() -> None:
+def test_peers_table_shows_ratios_and_what_both_formats_lose(tmp_path: Path) -> None:
+    losses = {"bf16": -0.04, "w8a8": 0.351, "llama.cpp Q8_0": 0.498}
+    results = [{"format": name, "worse_%": loss} for name, loss in losses.items()]
+    (tmp_path / "quality-smollm2.json").write_text(json.dumps({"results": results}))
     rows = [
         {"bits": 8, "engine": "w8a8", "over": "tokens/s", "decode-128": 40.0},
         {"bits": 8, "engine": "w8a8", "over": "llama.cpp q8_0", "decode-128": 2.19},
+        {"bits": 8, "engine": "w8a8", "over": "OpenVINO GenAI int8", "decode-128": 1.5},
     ]
-    assert peers_table(rows).splitlines()[2:] == ["| 8 | w8a8 | llama.cpp q8_0 | 2.19 |"]
+    assert peers_table(rows, tmp_path).splitlines()[2:] == [
+        "| w8a8 | +0.4 % | llama.cpp q8_0 | +0.5 % | 2.19 |",
+        "| w8a8 | +0.4 % | OpenVINO GenAI int8 |  | 1.50 |",
+    ]
 
 
 def test_quality_table_shows_the_change_over_each_reference() -> None:
