@@ -67,7 +67,9 @@ def run_pytest(folder: Path, source: str, *flags: str, before: str = "pass") -> 
     (folder / "test_module.py").write_text(source)
     program = f"import pytest, signal, sys; {before}; sys.exit(pytest.main())"
     command = [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Without this worker's own variables: the run would take itself for a worker, and a test would kill this process.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
+    environment = {**own, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, cwd=folder, env=environment
     )
