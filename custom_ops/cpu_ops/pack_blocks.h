@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes codes of quantized weights as the blocks that linear_quant.cc reads.
+// Writes scales and codes of quantized weights as linear_quant.cc reads them.
 #pragma once
 
 #include "cpu_ops/interleave.h"
@@ -8,6 +8,14 @@
 namespace fd {
 namespace FD_ISA {
 namespace {
+
+FD_INLINE float magnitude(float x) { return x < 0 ? -x : x; }
+
+// Returns the bits of an fp16 number.
+FD_INLINE uint16_t half_bits(float x) {
+  const float scaled = magnitude(x) * 0x1p-112f;  // its exponent is that of fp16
+  return static_cast<uint16_t>(ScalarLanes::bits(scaled) >> 13 | (x < 0 ? 0x8000u : 0u));
+}
 
 // Joins the codes of eight k to a word, in place: bits 8 * i and 8 * i + 4 begin those of k = i and 4 + i.
 void join_nibbles(uint8_t* codes, int64_t count) {

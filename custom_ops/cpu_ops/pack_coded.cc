@@ -11,16 +11,15 @@ namespace fd {
 namespace FD_ISA {
 namespace {
 
-constexpr uint16_t kHalfInfinity = 0x7c00, kHalfOne = 0x3c00, kHalfSign = 0x8000;
+constexpr uint16_t kHalfInfinity = 0x7c00, kHalfOne = 0x3c00;
+constexpr float kLargestHalf = 65504.0f;
 
 bool is_finite(uint16_t half) { return (half & kHalfInfinity) != kHalfInfinity; }
 
 // Returns -offset times a scale, where offset is a power of two; infinity if fp16 does not hold it.
 uint16_t negative_multiple(uint16_t scale, int32_t offset) {
   const float product = half_to_float(scale) * static_cast<float>(-offset);
-  if (product > 65504.0f || product < -65504.0f) return kHalfInfinity;
-  const uint32_t bits = ScalarLanes::bits(ScalarLanes::mul(product < 0 ? -product : product, 0x1p-112f)) >> 13;
-  return static_cast<uint16_t>(bits | (product < 0 ? kHalfSign : 0u));
+  return magnitude(product) > kLargestHalf ? kHalfInfinity : half_bits(product);
 }
 
 // One output of a coded piece in the form of the packed weight.
@@ -41,7 +40,9 @@ struct CodedOutput {
 
   // Writes the output to a panel, and its codes [padded_k]; returns what is wrong with it.
   PackError write(int64_t lane, uint8_t* codes, uint8_t* panel) const {
-    std::memcpy(panel + 4 * lane, piece.factors + index, 4);
+    const float factor = piece.factors[index];
+    if (!(factor - factor == 0)) return PackError::kNotFinite;
+    std::memcpy(panel + 4 * lane, &factor, 4);
     auto* scales = reinterpret_cast<uint16_t*>(panel + kFactorBytes) + lane;
     auto* minimums = reinterpret_cast<uint16_t*>(panel + kFactorBytes + scale_bytes(form, k)) + lane;
     for (int64_t group = 0; group < form.num_groups(k); ++group) {

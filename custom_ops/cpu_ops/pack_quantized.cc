@@ -4,7 +4,6 @@
 // candidate scale with the least squared error. Groups are 32 k, beside the power of two of the output's largest weight
 // as the factor.
 #include <cstring>
-#include <limits>
 
 #include "common/scratch.h"
 #include "cpu_ops/families.h"
@@ -34,7 +33,6 @@ constexpr int kCandidatesAtOnce = kCandidates;  // whose sums fit the registers
 constexpr int kCandidatesAtOnce = 2;
 #endif
 
-FD_INLINE float magnitude(float x) { return x < 0 ? -x : x; }
 FD_INLINE uint32_t magnitude_bits(float x) { return ScalarLanes::bits(x) & 0x7fffffffu; }
 
 // Returns the nearest fp16 number, ties to even, of a number below 2^15.
@@ -43,11 +41,6 @@ FD_INLINE float nearest_half(float x) {
   if (magnitude(x) < kSmallestNormal) return (x + kSubnormalShift) - kSubnormalShift;
   const uint32_t bits = ScalarLanes::bits(x);
   return ScalarLanes::from_bits((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu);
-}
-// Returns the bits of an fp16 number.
-FD_INLINE uint16_t half_bits(float x) {
-  const float scaled = magnitude(x) * 0x1p-112f;  // its exponent is that of fp16
-  return static_cast<uint16_t>(ScalarLanes::bits(scaled) >> 13 | (x < 0 ? 0x8000u : 0u));
 }
 
 // Returns the bits of the largest magnitude.

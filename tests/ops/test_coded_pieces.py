@@ -115,6 +115,7 @@ def test_experts_are_packed_from_codes_one_after_the_other() -> None:
 
 
 GOOD = random_coded(16, 64, 8, 32, True, 1)
+ONE_SCALE = random_coded(16, 64, 8, 0, False, 1)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,8 @@ GOOD = random_coded(16, 64, 8, 32, True, 1)
     [
         (replace(GOOD, scales=GOOD.scales * float("inf")), "wint8", "scales: expected finite values"),
         (replace(GOOD, minimums=GOOD.minimums * float("nan")), "wint8", "scales: expected finite values"),
+        (replace(ONE_SCALE, scales=ONE_SCALE.scales * float("nan")), "wint8", "scales: expected finite values"),
+        (replace(ONE_SCALE, scales=ONE_SCALE.scales * float("inf")), "w8a8", "scales: expected finite values"),
         (GOOD, "wint4", "codes: expected codes of four bits"),
         (random_coded(16, 64, 8, 32, False, 1), "w4a8", "codes: expected codes of four bits"),
         (replace(GOOD, group_size=48), "wint8", "group_size: expected one of"),
