@@ -3,8 +3,8 @@
 
 The formats `wint8`, `wint4`, `w8a8` and `w4a8` store integer codes and scales instead of bf16 values:
 
-- Weights of 8 bits: codes -127..127; absmax / 127 is the scale of each output in `wint8`, and of each group of 32 inputs
-  of an output in `w8a8`.
+- Weights of 8 bits: codes -127..127; absmax / 127 is the scale of each output in `wint8`, and in `w8a8` of each group
+  of 32 inputs of an output.
 - Weights of 4 bits: codes -8..7 and a scale for each group of 32 inputs of an output; `wint4_min` and `w4a8_min` have
   codes 0..15, and a minimum beside each scale. Both are the candidates with the smallest squared error among seven.
 
