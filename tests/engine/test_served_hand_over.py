@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.handover import Handover
+from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
@@ -63,6 +65,28 @@ def begin(node: ServedEngine, requests: Sequence[GenerationRequest], hands_over:
         export_slots = slots(index) if hands_over else []
         ticket = replace(request, resumed=resumed, hands_over=hands_over, export_slots=export_slots)
         node.agent.send(messages.AddRequest(ticket))
+
+
+def pause(node: ServedEngine, after_emissions: int, until_handovers: int) -> threading.Event:
+    """Make steps of an engine do nothing from a number of emissions to a number of handovers; return the begin."""
+    paused = threading.Event()
+    step, hand_over = node.engine.step, node.server._hand_over
+    counts = {"emissions": 0, "handovers": 0}
+
+    def paused_step() -> list[TokenDelta]:
+        if counts["emissions"] >= after_emissions and counts["handovers"] < until_handovers:
+            paused.set()
+            return []
+        deltas = step()
+        counts["emissions"] += bool(deltas)
+        return deltas
+
+    def counted_hand_over(client: bytes, request_id: str, export_slots: list[int]) -> None:
+        counts["handovers"] += 1
+        hand_over(client, request_id, export_slots)
+
+    node.engine.step, node.server._hand_over = paused_step, counted_hand_over  # type: ignore[method-assign, assignment]
+    return paused
 
 
 def continued(request: GenerationRequest, handover: Handover) -> GenerationRequest:
@@ -123,9 +147,9 @@ def test_a_drained_server_hands_over_whatever_it_runs(
     nodes: list[ServedEngine], requests: list[GenerationRequest], plain: Texts
 ) -> None:
     alone = [request for request in requests if request.params.n == 1]
+    paused = pause(nodes[0], after_emissions=6, until_handovers=len(alone))
     begin(nodes[0], alone, hands_over=False)
-    for _ in range(10):
-        nodes[0].agent.receive()
+    paused.wait()
     for index, request in enumerate(alone):
         nodes[0].agent.send(messages.HandOver(request.request_id, slots(index)))
     expected = {key: text for key, text in plain.items() if key[0] in {request.request_id for request in alone}}
