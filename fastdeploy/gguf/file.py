@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.gguf.header import GGUFHeader, GGUFTensor, read_header
+from fastdeploy.gguf.header import GGUFHeader, GGUFTensor, read_header, shown
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _NUMBER, _COUNT, _NUM_TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -56,7 +56,9 @@ class GGUFFile:
             _check_part(header, index, len(headers))
             for name, tensor in header.tensors.items():
                 if name in tensors:
-                    raise ConfigError("model", f"tensor {name} is in both {tensors[name].file} and {tensor.file}")
+                    raise ConfigError(
+                        "model", f"tensor {shown(name)} is in both {tensors[name].file} and {tensor.file}"
+                    )
                 tensors[name] = tensor
         expected = first.metadata.get(_NUM_TENSORS, len(tensors))
         if parts and expected != len(tensors):

@@ -104,8 +104,8 @@ class _Parser:
         for _ in range(num_keys):
             key = self._read_text("the key of a metadata entry", MAX_KEY_LENGTH)
             if key in metadata:
-                self._refuse(f"metadata {key:.{_SHOWN}} is there twice")
-            metadata[key] = self._read_value(f"metadata {key:.{_SHOWN}}", self._number("I"))
+                self._refuse(f"metadata {shown(key)} is there twice")
+            metadata[key] = self._read_value(f"metadata {shown(key)}", self._number("I"))
         found = [self._read_tensor() for _ in range(num_tensors)]
         header_bytes = self._at
         alignment = self._alignment(metadata)
@@ -113,9 +113,11 @@ class _Parser:
         tensors: dict[str, GGUFTensor] = {}
         for name, kind, shape, offset in found:
             if name in tensors:
-                self._refuse(f"tensor {name} is there twice")
+                self._refuse(f"tensor {shown(name)} is there twice")
             if offset % alignment:
-                self._refuse(f"tensor {name} begins at {offset}, which is no multiple of the alignment {alignment}")
+                self._refuse(
+                    f"tensor {shown(name)} begins at {offset}, which is no multiple of the alignment {alignment}"
+                )
             tensors[name] = GGUFTensor(name, kind, shape, self._file, start + offset)
         self._check_places(tensors)
         return GGUFHeader(metadata, tensors, header_bytes)
@@ -209,18 +211,16 @@ class _Parser:
         name = self._read_text("the name of a tensor", MAX_NAME_LENGTH)
         num_dimensions = self._number("I")
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-            self._refuse(f"tensor {name} has {num_dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}")
+            self._refuse(f"tensor {shown(name)} has {num_dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}")
         shape = tuple(self._number("Q") for _ in range(num_dimensions))[::-1]
         type_id, offset = self._number("I"), self._number("Q")
         kind = TYPES_BY_ID.get(type_id)
         if kind is None:
-            self._refuse(f"tensor {name} has the type {type_id}, which is not supported")
+            self._refuse(f"tensor {shown(name)} has the type {type_id}, which is not supported")
         if 0 in shape or math.prod(shape) >= 2**60:
-            self._refuse(f"tensor {name} has the shape {list(shape)}")
+            self._refuse(f"tensor {shown(name)} has the shape {list(shape)}")
         if shape[-1] % kind.block_values:
-            self._refuse(
-                f"tensor {name} has rows of {shape[-1]} values, no multiple of {kind.block_values} ({kind.name})"
-            )
+            self._refuse(f"tensor {shown(name)} has rows of {shape[-1]} values, no multiple of {kind.block_values}")
         return name, kind, shape, offset
 
     def _check_places(self, tensors: Mapping[str, GGUFTensor]) -> None:
@@ -228,10 +228,10 @@ class _Parser:
         end, last = 0, ""
         for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
             if tensor.offset < end:
-                self._refuse(f"tensors {last} and {tensor.name} overlap")
+                self._refuse(f"tensors {shown(last)} and {shown(tensor.name)} overlap")
             end, last = tensor.offset + tensor.num_bytes, tensor.name
         if end > self._file_bytes:
-            self._refuse(f"is incomplete: tensor {last} ends at byte {end}, and the file has {self._file_bytes}")
+            self._refuse(f"is incomplete: tensor {shown(last)} ends at byte {end}, and the file has {self._file_bytes}")
 
     def _number(self, code: str) -> Any:
         size = struct.calcsize(f"<{code}")
@@ -250,3 +250,9 @@ class _Parser:
 
     def _refuse(self, problem: str) -> NoReturn:
         raise ConfigError("model", f"{self._file}: {problem}")
+
+
+def shown(name: str) -> str:
+    """Return a name of the file as messages show it."""
+    shown = name[:_SHOWN]
+    return shown if shown.isprintable() else ascii(shown)
