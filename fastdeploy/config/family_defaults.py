@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
+
+from fastdeploy.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -91,3 +93,25 @@ PADDLENLP: Mapping[str, FamilyDefaults] = {
 def find_defaults(raw: Mapping[str, Any], architecture: str) -> FamilyDefaults:
     """Return the defaults of the library that wrote config.json."""
     return (TRANSFORMERS if raw.get("paddlenlp_version") is None else PADDLENLP)[architecture]
+
+
+def find_sliding_window(raw: Mapping[str, Any], num_layers: int, defaults: FamilyDefaults) -> int | None:
+    """Return the window if a layer uses it: switch, then layer types, then `max_window_layers`.
+
+    Raises:
+        ConfigError: layers are of a type that is not supported.
+    """
+    kinds = raw.get("layer_types")
+    if kinds is not None:
+        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        if unknown:
+            raise ConfigError("layer_types", f"layers of type {', '.join(map(repr, unknown))} are not supported")
+    if not defaults.has_sliding_window or not raw.get("use_sliding_window"):
+        return None
+    window = cast("int | None", defaults.value(raw, "sliding_window"))
+    if defaults.slides_everywhere:
+        return window
+    if kinds is not None:
+        return window if "sliding_attention" in kinds else None
+    last = raw.get("max_window_layers")
+    return window if (28 if last is None else last) < num_layers else None

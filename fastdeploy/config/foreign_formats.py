@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint formats that are not supported, each refused by its name."""
+"""Formats and features of checkpoints that are not supported, each refused by its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastdeploy.config.quantization import FORMATS, MIXED, UNQUANTIZED, QuantizationConfig
+from fastdeploy.config.quantization import FORMATS, GGUF, MIXED, UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 
 _REFUSED_FILES = {
@@ -62,11 +62,13 @@ def refuse_foreign_folder(directory: Path) -> None:
         if (directory / file).exists():
             raise ConfigError("model", f"{directory} {problem} ({file}), which is not supported")
     if any(directory.glob("*.gguf")) and not (directory / "config.json").exists():
-        raise ConfigError("model", f"{directory}: GGUF checkpoints are not supported")
+        raise ConfigError("model", f"{directory} has GGUF files and no config.json; give one of the files")
 
 
 def read_quantization(raw: Mapping[str, Any], where: str) -> QuantizationConfig:
-    """Return the formats that config.json asks for in FastDeploy's way; refuse that of a quantized checkpoint.
+    """Return the formats that config.json asks for in FastDeploy's way, or gguf for the codes of a GGUF file.
+
+    Other quantized checkpoints are refused.
 
     Raises:
         ConfigError: names the method, after `where`.
@@ -76,6 +78,8 @@ def read_quantization(raw: Mapping[str, Any], where: str) -> QuantizationConfig:
         return UNQUANTIZED
     found = quantization if isinstance(quantization, Mapping) else {}
     method = str(found.get("quant_method") or found.get("quantization") or "unknown")
+    if found.get("quant_method") == GGUF:
+        return QuantizationConfig.from_value(GGUF)
     if method in (MIXED, *FORMATS) and not _quantization_form(found) and "quant_method" not in found:
         try:
             return QuantizationConfig.from_value(found)
@@ -122,3 +126,24 @@ def describe_foreign_architecture(raw: Mapping[str, Any], name: Any) -> str:
     if isinstance(name, str) and name.endswith(("ForSequenceClassification", "ForTokenClassification", "RewardModel")):
         return f"{name!r:.120} does not generate text, which is not supported"
     return f"{name!r:.120} is not supported"
+
+
+def refuse_unsupported_features(raw: Mapping[str, Any]) -> None:
+    """Refuse features that change the computation and are not supported.
+
+    Raises:
+        ConfigError: names the key of config.json.
+    """
+    activation = raw.get("hidden_act")
+    if activation not in (None, "silu", "swish"):
+        raise ConfigError("hidden_act", f"activation '{activation}' is not supported (supported: silu)")
+    for key, neutral in (
+        ("compression_ratio", 1.0),
+        ("attn_logit_softcapping", None),
+        ("final_logit_softcapping", None),
+        ("alibi", False),
+        ("use_rmsnorm", True),
+        ("use_long_sequence_strategies", False),
+    ):
+        if raw.get(key, neutral) not in (neutral, None):
+            raise ConfigError(key, f"only {neutral} is supported, got {raw[key]!r:.100}")

@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
 from fastdeploy.config.context_limit import ContextLength, ContextLimit
 from fastdeploy.config.experts_config import ExpertsConfig, parse_experts
-from fastdeploy.config.family_defaults import TRANSFORMERS, FamilyDefaults, find_defaults
-from fastdeploy.config.foreign_formats import describe_foreign_architecture, read_quantization, refuse_foreign_folder
+from fastdeploy.config.family_defaults import TRANSFORMERS, FamilyDefaults, find_defaults, find_sliding_window
+from fastdeploy.config.foreign_formats import (
+    describe_foreign_architecture,
+    read_quantization,
+    refuse_foreign_folder,
+    refuse_unsupported_features,
+)
 from fastdeploy.config.generation_defaults import GenerationDefaults, parse_generation_defaults
 from fastdeploy.config.packed_checkpoint import AGAIN, HEADER_FILE, PackedHeader, read_packed_header
-from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
+from fastdeploy.config.quantization import GGUF, UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.config.unused_keys import unused_keys
+from fastdeploy.config.weight_files import find_linked_gguf
 from fastdeploy.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,6 +63,8 @@ class ModelConfig:
             or torch_dtype for torch layout.
         has_int8_cache: keys and values are cached in int8 in this run.
         quantization: weight formats that config.json asks for, or to which the weights are packed.
+        own_codes: gguf if the checkpoint's weights are stored as codes, else empty.
+        gguf: the GGUF file from which the directory was made, as messages name the model; else empty.
         packed: the header of packed weights, or None if the weights are plain tensors.
         notes: lines to show at start-up about keys and tensors that have no effect.
     """
@@ -87,8 +95,15 @@ class ModelConfig:
     layout_mark: str | None = field(default=None, compare=False, repr=False)
     has_int8_cache: bool = field(default=False, repr=False)  # repr names the checkpoint
     quantization: QuantizationConfig = field(default=UNQUANTIZED, repr=False)
+    own_codes: str = field(default="", repr=False)
+    gguf: str = field(default="", repr=False, compare=False)
     packed: PackedHeader | None = field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Return the path of the model, as messages name it."""
+        return self.gguf or self.path
 
     @property
     def kv_cache_dtype(self) -> str:
@@ -103,12 +118,19 @@ class ModelConfig:
     def weight_formats(self, requested: QuantizationConfig) -> QuantizationConfig:
         """Return the weight format of each part: what is requested, else what config.json asks for.
 
+        Codes that nobody asked for are widened in a run with dtype float32.
+
         Raises:
-            ConfigError: there is a format for experts, but the model has none; or the weights are packed to others.
+            ConfigError: there is a format for experts, but the model has none; the weights are packed to others; or
+                they are no codes.
         """
-        formats = (requested if requested.is_given else self.quantization).for_model(self.has_experts)
+        if requested.has_own_codes and not self.own_codes:
+            raise ConfigError("quantization", f"{GGUF}: {self.name} is no GGUF file of quantized weights")
+        is_widened = self.own_codes and self.packed is None and self.dtype == "float32"
+        formats = requested if requested.is_given else UNQUANTIZED if is_widened else self.quantization
+        formats = formats.for_model(self.has_experts)
         if self.packed is not None and formats != self.packed.quantization:
-            raise ConfigError("quantization", f"{self.path} is packed to {self.packed.quantization}, got {formats}")
+            raise ConfigError("quantization", f"{self.name} is packed to {self.packed.quantization}, got {formats}")
         return formats
 
     @property
@@ -204,7 +226,8 @@ class ModelConfig:
             config = parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
         if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
             raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
-        return replace(config, has_int8_cache=kv_cache_dtype == "int8")
+        gguf = str(find_linked_gguf(directory) or "")
+        return replace(config, has_int8_cache=kv_cache_dtype == "int8", gguf=gguf)
 
 
 def parse_model_config(
@@ -245,7 +268,7 @@ def _parse(raw: Mapping[str, Any], generation: Mapping[str, Any], path: str, dty
     architecture, quantization = _architecture(raw, where), read_quantization(raw, where)
     check_values(raw, MODEL_KEYS, where)
     check_values(generation, GENERATION_KEYS, where.replace("config.json", "generation_config.json"))
-    _refuse_unsupported(raw)
+    refuse_unsupported_features(raw)
     defaults = find_defaults(raw, architecture)
 
     def count(key: str, derived: int | None = None) -> int:
@@ -276,13 +299,14 @@ def _parse(raw: Mapping[str, Any], generation: Mapping[str, Any], path: str, dty
         use_qk_norm=bool(raw.get("use_qk_norm", False)),
         rope=rope,
         experts=parse_experts(raw, architecture, num_layers, where),
-        sliding_window=_sliding_window(raw, num_layers, defaults),
+        sliding_window=find_sliding_window(raw, num_layers, defaults),
         dtype=_run_dtype(dtype, _checkpoint_dtype(raw, stored)),
         eos_token_ids=_eos_token_ids(raw),
         generation_eos_token_ids=_eos_token_ids(generation),
         generation=parse_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
         quantization=quantization,
+        own_codes=quantization.name if quantization.has_own_codes else "",
         notes=tuple(unused_keys(raw, architecture, rope.theta, where)),
     )
 
@@ -296,11 +320,11 @@ def _checkpoint_dtype(raw: Mapping[str, Any], stored: str) -> str:
 def _with_packed(config: ModelConfig, packed: PackedHeader, dtype: str) -> ModelConfig:
     """Return the configuration of packed weights, whose head may be another one than config.json says."""
     if dtype not in ("auto", packed.dtype):
-        raise ConfigError("dtype", f"{config.path} is packed for dtype {packed.dtype}, got {dtype}")
+        raise ConfigError("dtype", f"{config.name} is packed for dtype {packed.dtype}, got {dtype}")
     try:
         packed.quantization.for_model(config.has_experts)
     except ConfigError as error:
-        raise ConfigError("model", f"{config.path}/{HEADER_FILE}: {error}; {AGAIN}") from None
+        raise ConfigError("model", f"{config.name}/{HEADER_FILE}: {error}; {AGAIN}") from None
     is_tied = config.tie_word_embeddings and "lm_head" not in packed.entries
     return replace(config, packed=packed, quantization=packed.quantization, tie_word_embeddings=is_tied)
 
@@ -333,23 +357,6 @@ def _architecture(raw: Mapping[str, Any], where: str) -> str:
     return cast(str, name)
 
 
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    """Refuse features that change the computation and are not supported."""
-    activation = raw.get("hidden_act")
-    if activation not in (None, "silu", "swish"):
-        raise ConfigError("hidden_act", f"activation '{activation}' is not supported (supported: silu)")
-    for key, neutral in (
-        ("compression_ratio", 1.0),
-        ("attn_logit_softcapping", None),
-        ("final_logit_softcapping", None),
-        ("alibi", False),
-        ("use_rmsnorm", True),
-        ("use_long_sequence_strategies", False),
-    ):
-        if raw.get(key, neutral) not in (neutral, None):
-            raise ConfigError(key, f"only {neutral} is supported, got {raw[key]!r:.100}")
-
-
 def _count(raw: Mapping[str, Any], key: str, where: str, defaults: FamilyDefaults, derived: int | None) -> int:
     """Return a size of config.json, whose type and range are checked; 0 can only be a default.
 
@@ -369,24 +376,6 @@ def _run_dtype(requested: str, checkpoint: str) -> DType:
     if requested not in _DTYPE_NAMES:
         raise ConfigError("dtype", f"'{requested}' is not supported (supported: auto, bfloat16, float32)")
     return _DTYPE_NAMES[requested]
-
-
-def _sliding_window(raw: Mapping[str, Any], num_layers: int, defaults: FamilyDefaults) -> int | None:
-    """Return the window if a layer uses it: switch, then layer types, then `max_window_layers`."""
-    kinds = raw.get("layer_types")
-    if kinds is not None:
-        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-        if unknown:
-            raise ConfigError("layer_types", f"layers of type {', '.join(map(repr, unknown))} are not supported")
-    if not defaults.has_sliding_window or not raw.get("use_sliding_window"):
-        return None
-    window = cast("int | None", defaults.value(raw, "sliding_window"))
-    if defaults.slides_everywhere:
-        return window
-    if kinds is not None:
-        return window if "sliding_attention" in kinds else None
-    last = raw.get("max_window_layers")
-    return window if (28 if last is None else last) < num_layers else None
 
 
 def _eos_token_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from fastdeploy.config.flag import Flag, check_fields, choice
 from fastdeploy.core.errors import ConfigError, did_you_mean
 
 FORMATS = ("none", "wint8", "wint4", "wint4_min", "w8a8", "w4a8", "w4a8_min")
+GGUF = "gguf"  # the codes that a GGUF file has, with inputs of 16 bits
+ALL_FORMATS = (*FORMATS, GGUF)
 _CACHE_FORMAT, _CACHE_PART = "kvcache", "kv_cache_quant_type"  # FastDeploy 2.x's names for a quantized KV cache
 _EIGHT_BITS = {"wint4": "wint8", "wint4_min": "wint8", "w4a8": "w8a8", "w4a8_min": "w8a8"}
 """Format of four bits -> the format of the parts in which four bits cost more quality per byte saved."""
@@ -34,10 +36,10 @@ class QuantizationConfig:
         name: the format that was given for all parts, which then have those of a model without experts; else empty.
     """
 
-    attention: Annotated[str, choice(*FORMATS)] = "none"
-    mlp: Annotated[str, choice(*FORMATS)] = "none"
-    experts: Annotated[str | None, choice(*FORMATS)] = None
-    head: Annotated[str, choice(*FORMATS)] = "none"
+    attention: Annotated[str, choice(*ALL_FORMATS)] = "none"
+    mlp: Annotated[str, choice(*ALL_FORMATS)] = "none"
+    experts: Annotated[str | None, choice(*ALL_FORMATS)] = None
+    head: Annotated[str, choice(*ALL_FORMATS)] = "none"
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -68,6 +70,11 @@ class QuantizationConfig:
         return all(format in ("none", None) for format in self._parts.values())
 
     @property
+    def has_own_codes(self) -> bool:
+        """Return whether a part has the codes of the checkpoint."""
+        return GGUF in self._parts.values()
+
+    @property
     def is_given(self) -> bool:
         """Return whether anything was given, be it `none`."""
         return self != UNQUANTIZED
@@ -91,8 +98,8 @@ class QuantizationConfig:
         return QuantizationConfig(attention=rest, mlp=rest, experts=self.name, head=rest)
 
     def for_draft_model(self) -> QuantizationConfig:
-        """Return what a draft model takes over from its target: everything but an explicit format for experts."""
-        return replace(self, experts=None)
+        """Return what a draft model takes over from its target: all but formats for experts and the target's codes."""
+        return UNQUANTIZED if self.has_own_codes else replace(self, experts=None)
 
     def for_mtp_layers(self, dtype: str) -> QuantizationConfig:
         """Return the default formats of a model's layers for multi-token prediction.
@@ -136,7 +143,7 @@ def quantization_format(**keys: Any) -> Flag:
             return False
         return True
 
-    return Flag("str_or_json", f"one of {', '.join(FORMATS)}, or a mapping of parts to them", is_valid, **keys)
+    return Flag("str_or_json", f"one of {', '.join(ALL_FORMATS)}, or a mapping of parts to them", is_valid, **keys)
 
 
 def _part_names() -> list[str]:
@@ -150,9 +157,9 @@ def _known_format(field: str, value: Any, or_else: str = "") -> str:
         or_else: what else the message names as expected.
     """
     name = value.lower() if isinstance(value, str) else ""
-    if name not in FORMATS:
-        hint = did_you_mean(name, FORMATS)
-        raise ConfigError(field, f"expected one of {', '.join(FORMATS)}{or_else}, got {value!r:.120}{hint}")
+    if name not in ALL_FORMATS:
+        hint = did_you_mean(name, ALL_FORMATS)
+        raise ConfigError(field, f"expected one of {', '.join(ALL_FORMATS)}{or_else}, got {value!r:.120}{hint}")
     return name
 
 

@@ -15,6 +15,7 @@ from fastdeploy.config.checkpoint_json import read_json_object
 from fastdeploy.config.packed_checkpoint import HEADER_FILE
 from fastdeploy.core.errors import ConfigError
 
+GGUF_STEM = "model"  # of the links in a folder that was made from a GGUF file
 INDEX_FILE = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _FOREIGN_FORMATS = {
@@ -82,6 +83,12 @@ def unused_tensors(names: Collection[str], num_layers: int) -> list[str]:
     drafting = {match[1] for match in layers.values() if match[2]}
     beyond = {name for name, match in layers.items() if int(match[1]) >= num_layers and match[1] not in drafting}
     return [name for name in names if name in beyond or is_buffer(name)]
+
+
+def find_linked_gguf(directory: Path) -> Path | None:
+    """Return the GGUF file, or the first of its parts, to which a folder that was made from it has a link; or None."""
+    links = [directory / f"{GGUF_STEM}.gguf", *directory.glob(f"{GGUF_STEM}-00001-of-*.gguf")]
+    return next((Path(os.readlink(link)) for link in links if link.is_symlink()), None)
 
 
 def find_weight_files(directory: Path) -> list[Path]:

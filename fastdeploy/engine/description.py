@@ -17,11 +17,12 @@ from fastdeploy.models.weight_source import digest_weight_files
 from fastdeploy.ops.registry import is_exact, reference_names, selected_backend
 
 
-def make_fingerprint(config: EngineConfig, model_config: ModelConfig, key_balance: str) -> dict[str, Any]:
+def make_fingerprint(config: EngineConfig, model_config: ModelConfig, key_balance: str, forms: str) -> dict[str, Any]:
     """Return everything that decides the bits of a logit: equal fingerprints give equal texts.
 
     Args:
         key_balance: of the model, which changes logits only if keys are cached in eight bits.
+        forms: digest of those of its layers, which its weight formats do not tell if the checkpoint stores codes.
     """
     backend, references = selected_backend(), reference_names()
     return {
@@ -30,6 +31,7 @@ def make_fingerprint(config: EngineConfig, model_config: ModelConfig, key_balanc
         "kv_cache_dtype": model_config.kv_cache_dtype,
         **({"balanced_keys": key_balance} if model_config.has_int8_cache else {}),
         "quantization": str(model_config.weight_formats(config.quantization)),
+        **({"forms": forms} if model_config.own_codes else {}),
         "backend": backend.device,
         **backend.describe(),
         **({"reference_operators": references} if references else {}),

@@ -135,7 +135,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     pages = make_cache_pages(runner, drafter, config.cache, memory)
     proposer = proposer or make_proposer(config.speculative, drafter)
     length_policy = _make_length_policy(spec, runner, drafter, proposer, memory, pages)
-    fingerprint = make_fingerprint(config, model_config, model.key_balance)
+    fingerprint = make_fingerprint(config, model_config, model.key_balance, model.forms)
     description = describe_engine(config, model_config, memory, fingerprint, spec.context)
     logger.info("context %d of the model's %d tokens", description["max_model_len"], description["model_context"])
     description["speculation"] |= describe_drafting_model(drafting, drafter, config, memory.num_blocks)

@@ -13,6 +13,7 @@ from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.weight_report import bytes_by_name, weight_fates
 from fastdeploy.models.weights import expected_shapes
 from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, PANEL
 from fastdeploy.ops.registry import selected_backend
@@ -41,7 +42,7 @@ def check_weights_fit(config: ModelConfig, quantization: QuantizationConfig) -> 
     sizes = {config.dtype if given.is_none else str(given): used, **smaller}
     raise ConfigError(
         "model",
-        f"{config.path}: the weights take {_gib(sum(used.values()))} GiB, and {_gib(free_bytes)} GiB are free: "
+        f"{config.name}: the weights take {_gib(sum(used.values()))} GiB, and {_gib(free_bytes)} GiB are free: "
         f"{'no format fits' if fitting is None else f'{advice} fits'} "
         f"({'; '.join(f'{name}: {_describe(size)}' for name, size in sizes.items())})",
     )
@@ -68,6 +69,8 @@ def weight_bytes(config: ModelConfig, quantization: QuantizationConfig) -> Mappi
         quantization: weight formats; those of config.json if none are given.
     """
     quantization = config.weight_formats(quantization)
+    if config.packed is not None and config.own_codes:
+        return Counter(other=config.packed.decoder_bytes)
     architecture = find_architecture(config)
     shapes, names = expected_shapes(config, architecture), architecture.names
     head = f"{names.head}.weight"
@@ -79,13 +82,22 @@ def weight_bytes(config: ModelConfig, quantization: QuantizationConfig) -> Mappi
         "other": NO_QUANTIZATION,
     }
     if config.tie_word_embeddings:  # one table serves both, unless the head is quantized
-        table = shapes[names.embedding] if quantization.head != NO_QUANTIZATION else shapes.pop(names.embedding)
+        is_shared = quantization.head == NO_QUANTIZATION or config.own_codes
+        table = shapes.pop(names.embedding) if is_shared else shapes[names.embedding]
         shapes = {**shapes, head: table}
-    sizes = Counter[str]()
+    sizes, known = Counter[str](), _bytes_of_codes(config, quantization)
     for name, shape in shapes.items():
         part = "head" if name == head else _part(name, shape)
-        sizes[part] += _tensor_bytes(shape, formats[part], _VALUE_BYTES[config.dtype])
+        sizes[part] += known.get(name) or _tensor_bytes(shape, formats[part], _VALUE_BYTES[config.dtype])
     return sizes
+
+
+def _bytes_of_codes(config: ModelConfig, formats: QuantizationConfig) -> Mapping[str, int]:
+    """Return the bytes of each weight of a GGUF file; nothing for other checkpoints, whose formats tell the bytes."""
+    if not config.gguf or not config.own_codes:
+        return {}
+    names, known = find_architecture(config).names, bytes_by_name(weight_fates(config, formats))
+    return {f"{names.head}.weight": known[names.embedding], **known}
 
 
 def _part(name: str, shape: tuple[int, ...]) -> str:

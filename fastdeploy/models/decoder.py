@@ -66,6 +66,7 @@ class CausalLM:
         num_weight_bytes: bytes of the embedding and of all packed weights.
         num_streamed_bytes: bytes of these weights that a step of one row reads.
         key_balance: digest of what the keys of all layers are divided by; empty if they are not balanced.
+        forms: digest of the forms of all packed layers.
         output: [max_rows, hidden_size], the tensor that `forward` returns.
         expert_load: how the rows of the last step were spread over experts; None if all layers are dense.
         shared: parts that layers for multi-token prediction use too.
@@ -94,7 +95,7 @@ class CausalLM:
         self.max_model_len = max_model_len
         self.num_weight_bytes = weights.num_bytes
         self.num_streamed_bytes = weights.num_streamed_bytes
-        self.key_balance = weights.key_balance
+        self.key_balance, self.forms = weights.key_balance, weights.forms
         self.expert_load: ExpertLoad | None = None
         if (experts := config.experts) is not None:
             num_sparse = sum(experts.sparse_layers)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fastdeploy.ops.quantized_form import FORMS, fields_of
+from fastdeploy.ops.quantized_form import QuantizedForm, fields_of
 from fastdeploy.ops.registry import selected_backend
 
 DATA, BIAS = "data", "bias"  # names of tensors
@@ -71,12 +71,12 @@ class ExpectedGate:
 
 @dataclass(frozen=True)
 class ExpectedLinear:
-    """A linear layer; `quantization` is a name of FORMS or "none", the other attributes are those of `PackedLinear`."""
+    """A linear layer; `form` is None if it is not quantized, the other attributes are those of `PackedLinear`."""
 
     in_features: int
     out_features: int
     dtype: str
-    quantization: str
+    form: QuantizedForm | None
     is_gated: bool = False
     has_bias: bool = False
     kind: str = "PackedLinear"
@@ -103,7 +103,7 @@ class ExpectedExperts:
     in_features: int
     out_features: int
     dtype: str
-    quantization: str
+    form: QuantizedForm | None
     is_gated: bool = False
     kind: str = "PackedExperts"
 
@@ -120,11 +120,10 @@ class ExpectedExperts:
 
 def _fields(weight: ExpectedLinear | ExpectedExperts) -> dict[str, Any]:
     fields = {name: getattr(weight, name) for name in ("in_features", "out_features", "dtype", "is_gated")}
-    return fields | fields_of(weight.quantization)
+    return fields | fields_of(weight.form)
 
 
 def _packed(weight: ExpectedLinear | ExpectedExperts, count: int) -> TensorForm:
     """Return the form of several packed weights, one after the other."""
-    form = FORMS.get(weight.quantization)
-    size = selected_backend().packed_size(weight.out_features, weight.in_features, form, weight.is_gated)
-    return (count * size,), (weight.dtype if form is None else "uint8",)
+    size = selected_backend().packed_size(weight.out_features, weight.in_features, weight.form, weight.is_gated)
+    return (count * size,), (weight.dtype if weight.form is None else "uint8",)

@@ -19,7 +19,7 @@ from fastdeploy.models.mlp_part import down_spec, gate_up_spec
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, WeightLoader
 from fastdeploy.ops.experts import PackedExperts, Router, SharedExpert, pack_experts, pack_gate
-from fastdeploy.ops.linear import PackedLinear, WeightPiece
+from fastdeploy.ops.linear import PackedLinear, Pieces
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, form_of
 from fastdeploy.ops.registry import selected_backend
@@ -168,15 +168,16 @@ class ExpertsPart:
     def _load_experts(self, loader: WeightLoader, specs: list[LinearSpec]) -> PackedExperts:
         """Return one projection of all experts."""
         quantization, first = loader.quantization.experts or NO_QUANTIZATION, specs[0]
+        name = f"{self.prefix}experts.{first.kind}"
         return loader.store.keep(
-            f"{self.prefix}experts.{first.kind}",
+            name,
             lambda: _pack(loader, specs, quantization),
             ExpectedExperts(
                 len(specs),
                 first.in_features,
                 first.out_features,
                 loader.dtype,
-                quantization,
+                loader.form(name, first.weight_names, quantization),
                 is_gated=first.kind == "gate_up",
             ),
         )
@@ -193,21 +194,21 @@ def _gate_dtype(loader: WeightLoader, name: str) -> str:
 
 def _pack(loader: WeightLoader, specs: Sequence[LinearSpec], quantization: str) -> PackedExperts:
     """Pack one projection of all experts."""
-    weights = _ReadOneByOne(loader, specs)
-    packed = pack_experts(weights, quantization, is_gated=specs[0].kind == "gate_up")
+    weights, format = _ReadOneByOne(loader, specs, quantization), loader.packing_format(specs[0], quantization)
+    packed = pack_experts(weights, format, is_gated=specs[0].kind == "gate_up")
     weights.finish()
     return packed
 
 
-class _ReadOneByOne(Sequence[Sequence[WeightPiece]]):
+class _ReadOneByOne(Sequence[Pieces]):
     """The weights of one projection of all experts, each read when it is asked for.
 
     The memory of a file's tensors is given back when the next expert is asked for. Experts are announced to the source
     some at a time, since one is too small to be read by all threads.
     """
 
-    def __init__(self, loader: WeightLoader, specs: Sequence[LinearSpec]) -> None:
-        self._loader, self._specs = loader, specs
+    def __init__(self, loader: WeightLoader, specs: Sequence[LinearSpec], quantization: str) -> None:
+        self._loader, self._specs, self._quantization = loader, specs, quantization
         self._current: LinearSpec | None = None
         self._num_announced = 0
         values = max(1, sum(map(prod, specs[0].shapes.values())))
@@ -217,12 +218,12 @@ class _ReadOneByOne(Sequence[Sequence[WeightPiece]]):
         return len(self._specs)
 
     @overload
-    def __getitem__(self, index: int) -> Sequence[WeightPiece]: ...
+    def __getitem__(self, index: int) -> Pieces: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Sequence[WeightPiece]]: ...
+    def __getitem__(self, index: slice) -> Sequence[Pieces]: ...
 
-    def __getitem__(self, index: int | slice) -> Sequence[WeightPiece] | Sequence[Sequence[WeightPiece]]:
+    def __getitem__(self, index: int | slice) -> Pieces | Sequence[Pieces]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         spec = self._specs[index]
@@ -231,7 +232,7 @@ class _ReadOneByOne(Sequence[Sequence[WeightPiece]]):
         if spec is not self._current:
             self.finish()
             self._current = spec
-        return self._loader.pieces(spec)
+        return self._loader.pieces(spec, self._quantization)
 
     def _announce(self, first: int) -> None:
         specs = self._specs[first : first + self._num_at_once]

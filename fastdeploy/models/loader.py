@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,15 @@ from fastdeploy.config.weight_files import unused_tensors
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.decoder import CausalLM
+from fastdeploy.models.files import open_files
 from fastdeploy.models.fused_experts import FusedExpertsSource, has_fused_experts
 from fastdeploy.models.mtp_source import mtp_tensor_names
 from fastdeploy.models.packed_store import NoTensors, PackedReader, Progress
 from fastdeploy.models.paddle_layout import Layout, PaddleSource, find_layout, name_prefix, renamed
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_loader import Shapes, WeightLoader
-from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
+from fastdeploy.models.weight_report import summarize, weight_fates
+from fastdeploy.models.weight_source import DummySource, WeightSource
 from fastdeploy.models.weights import (
     DecoderWeights,
     check_quantization,
@@ -28,8 +31,11 @@ from fastdeploy.models.weights import (
     expected_shapes,
     load_weights,
 )
-from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.linear import PackedLinear
+from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
+
+logger = logging.getLogger("fastdeploy.models")
 
 
 def load_model(
@@ -68,6 +74,8 @@ def load_model(
             weights = _map_weights(config, architecture, quantization, on_progress)
         else:
             source, layout = open_source(config, architecture, load_choices, seed)
+            if config.own_codes and load_choices == "default_v1":
+                logger.info("%s: %s", config.name, summarize(weight_fates(config, quantization)))
             weights = load_weights(config, architecture, source, on_progress, layout, quantization)
     return CausalLM(config, architecture.traits(config), weights, max_rows=max_rows, max_model_len=max_model_len)
 
@@ -91,15 +99,28 @@ def load_head(config: ModelConfig, load_choices: str, quantization: str) -> Pack
         head = config.packed.quantization.head
         raise ConfigError(
             "speculative_config.quantization",
-            f"{config.path} is packed, and layers from another folder use its head: expected head {head}, "
+            f"{config.name} is packed, and layers from another folder use its head: expected head {head}, "
             f"got {quantization}",
         )
+    loader, name = _head_loader(config, load_choices)
+    with selected_backend().on_host():
+        return loader.pack_table(name, quantization)
+
+
+def head_form(config: ModelConfig, load_choices: str, quantization: str) -> QuantizedForm | None:
+    """Return the form in which `load_head` packs a head."""
+    loader, name = _head_loader(config, load_choices)
+    return loader.form("", [name], quantization)
+
+
+def _head_loader(config: ModelConfig, load_choices: str) -> tuple[WeightLoader, str]:
+    """Return a loader of a checkpoint, and the name of the weight of its head, which may be the embedding."""
     architecture = find_architecture(config)
     names = architecture.names
     name = names.embedding if config.tie_word_embeddings else f"{names.head}.weight"
     with selected_backend().on_host():
         source, _ = open_source(config, architecture, load_choices, seed=0)
-        return pack_linear(source.pieces(name, config.dtype), None, quantization)
+    return WeightLoader(config.dtype, source, {}, None, UNQUANTIZED), name
 
 
 def _map_weights(
@@ -121,7 +142,7 @@ def packed_loader(
         on_progress: called with (name of the phase, fraction done).
     """
     assert config.packed is not None, "the checkpoint is packed"
-    reader = PackedReader(config.packed, Path(config.path), on_progress)
+    reader = PackedReader(config.packed, Path(config.path), on_progress, bool(config.own_codes))
     return WeightLoader(config.dtype, NoTensors(), shapes, None, quantization, reader)
 
 
@@ -138,7 +159,7 @@ def open_source(
 
 def _open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[WeightSource, str]:
     """Return the checkpoint's tensors in torch layout, and how the layout of the files was determined."""
-    source = SafetensorsSource(Path(config.path))
+    source = open_files(Path(config.path), config.dtype)
     source.leave_out(unused_tensors(source.shapes, config.num_layers))
     source.leave_out(mtp_tensor_names(source, config, architecture))
     embedding = architecture.names.embedding

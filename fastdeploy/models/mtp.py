@@ -30,20 +30,23 @@ from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.balanced_keys import digest_exponents
 from fastdeploy.models.decoder import CausalLM, DecoderLayer
 from fastdeploy.models.expected_weights import ExpectedLinear
+from fastdeploy.models.files import open_files
 from fastdeploy.models.layer_parts import LayerWeights
-from fastdeploy.models.loader import load_head, open_source, packed_loader
+from fastdeploy.models.loader import head_form, load_head, open_source, packed_loader
 from fastdeploy.models.mtp_forms import FIELD, MTPForm, ernie_layers, find_forms, usual_form
 from fastdeploy.models.mtp_source import MTPSource
+from fastdeploy.models.own_codes import keeps_codes, packed_form, packing_format
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
-from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
-from fastdeploy.models.weights import check_quantization
+from fastdeploy.models.weight_source import DummySource, WeightSource
+from fastdeploy.models.weights import check_quantization, table_bytes
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.registry import selected_backend
 
+HEAD_FOR_DRAFTS = "head for drafts"
 _ROWS_COMPARED = 4096  # at a time, so that comparing needs little memory
 
 
@@ -59,14 +62,14 @@ class MTPWeights:
     emb_projection: PackedLinear
     hidden_projection: PackedLinear
     block: LayerWeights
-    embedding: Tensor | None
+    embedding: Tensor | PackedLinear | None
     final_norm: Tensor | None
     head: PackedLinear | None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the embedding and of the packed layers, without the head, which several layers may share."""
-        embedding = 0 if self.embedding is None else int(self.embedding.size) * int(self.embedding.element_size())
+        embedding = 0 if self.embedding is None else table_bytes(self.embedding)
         projection = self.emb_projection.num_bytes + self.hidden_projection.num_bytes
         return embedding + projection + self.block.num_bytes
 
@@ -250,7 +253,7 @@ def _packed_forms(config: ModelConfig, architecture: Architecture, hidden_state:
     assert config.packed is not None, "the checkpoint is packed"
     forms = find_forms(config.packed.mtp_tensors, config, architecture, hidden_state)
     if not forms:
-        raise ConfigError(FIELD, f"{config.path} was packed from a model without a layer for multi-token prediction")
+        raise ConfigError(FIELD, f"{config.name} was packed from a model without a layer for multi-token prediction")
     return forms
 
 
@@ -264,7 +267,7 @@ def _packed_loader(config: ModelConfig, forms: list[MTPForm], quantization: Quan
     if quantization != config.packed.mtp_quantization:
         expected = config.packed.mtp_quantization
         raise ConfigError(
-            "speculative_config.quantization", f"{config.path} has layers packed to {expected}, got {quantization}"
+            "speculative_config.quantization", f"{config.name} has layers packed to {expected}, got {quantization}"
         )
     shapes = Shapes()
     for form in forms:
@@ -284,9 +287,14 @@ def collect_mtp_weights(
     head, head_format = None, loader.quantization.head
     if head_format != target_head and not all(form.head for form in forms):
         head = loader.store.keep(
-            "head for drafts",
+            HEAD_FOR_DRAFTS,
             lambda: load_head(config, load_choices, head_format),
-            ExpectedLinear(config.hidden_size, config.vocab_size, loader.dtype, head_format),
+            ExpectedLinear(
+                config.hidden_size,
+                config.vocab_size,
+                loader.dtype,
+                loader.store.form(HEAD_FOR_DRAFTS, lambda: head_form(config, load_choices, head_format)),
+            ),
         )
 
     # Layers may share an embedding, a norm and a head that are not the target's.
@@ -295,11 +303,15 @@ def collect_mtp_weights(
         return loader.copy(name) if name else None
 
     @cache
+    def load_table(name: str) -> Tensor | PackedLinear | None:
+        return loader.table(name, loader.quantization.attention) if name else None
+
+    @cache
     def load_own_head(name: str) -> PackedLinear | None:
         spec = LinearSpec("head", (StoredLinear(name, config.vocab_size),), config.hidden_size)
         return loader.linear(spec, head_format) if name else head
 
-    return [_load(loader, config, form, copy, load_own_head) for form in forms]
+    return [_load(loader, config, form, copy, load_table, load_own_head) for form in forms]
 
 
 def check_mtp_layers(path: str | None, config: ModelConfig, hidden_state: str) -> int:
@@ -324,7 +336,7 @@ def num_mtp_layers(folder: str) -> int:
     packed = read_packed_header(Path(folder))
     names: Collection[str]
     with selected_backend().on_host():
-        names = SafetensorsSource(Path(folder)).shapes if packed is None else packed.mtp_tensors
+        names = open_files(Path(folder)).shapes if packed is None else packed.mtp_tensors
     return max(1, len(ernie_layers(names))) if any(ERNIE_MARK in name for name in names) else len(nextn_layers(names))
 
 
@@ -333,27 +345,35 @@ def _load(
     config: ModelConfig,
     form: MTPForm,
     copy: Callable[[str], Tensor | None],
+    load_table: Callable[[str], Tensor | PackedLinear | None],
     load_own_head: Callable[[str], PackedLinear | None],
 ) -> MTPWeights:
     """Load one layer; its projection has the weight format of attention.
 
     Args:
-        copy, load_own_head: return the tensor or the head of a name, also if another layer has it too.
+        copy, load_table, load_own_head: return the tensor, the embedding or the head of a name, also if another layer
+            has it too.
     """
     quantization = loader.quantization.attention
     hidden = config.hidden_size
     projection = f"{form.projection}.weight"
+    stored = [loader.source.form(projection)]
+    if stored[0] is not None and stored[0].group_size and hidden % stored[0].group_size:
+        stored = [None]  # the halves would begin within a group
 
     def half(of: str, begin: int, bias: str = "") -> PackedLinear:
         def pack() -> PackedLinear:
+            added, format = loader.read(bias) if bias else None, packing_format(stored, quantization)
+            if keeps_codes(stored, quantization):
+                coded = loader.source.coded(projection).inputs(begin, begin + hidden)
+                return pack_linear([coded], added, format)
             matrix = loader.source.read(projection).astype(loader.dtype)[:, begin : begin + hidden].contiguous()
-            return pack_linear(matrix, loader.read(bias) if bias else None, quantization)
+            return pack_linear(matrix, added, format)
 
-        return loader.store.keep(
-            f"{form.projection}.{of}",
-            pack,
-            ExpectedLinear(hidden, hidden, loader.dtype, quantization, has_bias=bool(bias)),
-        )
+        name = f"{form.projection}.{of}"
+        packed_as = loader.store.form(name, lambda: packed_form(stored, quantization))
+        expected = ExpectedLinear(hidden, hidden, loader.dtype, packed_as, has_bias=bool(bias))
+        return loader.store.keep(name, pack, expected)
 
     return MTPWeights(
         emb_norm=loader.copy(form.emb_norm),
@@ -361,7 +381,7 @@ def _load(
         emb_projection=half("embedding", 0, f"{form.projection}.bias" if form.has_bias else ""),
         hidden_projection=half("hidden", hidden),
         block=form.block.load(loader),
-        embedding=copy(form.embedding),
+        embedding=load_table(form.embedding),
         final_norm=copy(form.final_norm),
         head=load_own_head(form.head),
     )

@@ -11,11 +11,12 @@ from fastdeploy.config.drafting_checkpoint import ERNIE_MARK
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.files import open_files
 from fastdeploy.models.fused_experts import stored_experts
 from fastdeploy.models.mtp_forms import FIELD, MTPForm, find_forms, with_tensors_beside
 from fastdeploy.models.paddle_layout import Stored, StoredSource, name_prefix, stored_fused, stored_whole
 from fastdeploy.models.weight_loader import Shapes
-from fastdeploy.models.weight_source import SafetensorsSource, WeightSource
+from fastdeploy.models.weight_source import CheckpointFiles, WeightSource
 from fastdeploy.models.weights import check_shapes, expected_shapes
 
 
@@ -103,7 +104,7 @@ class MTPSource(StoredSource):
             ConfigError: there is no layer, tensors are missing, unexpected or of a wrong shape, or the layers do not
                 read `hidden_state`.
         """
-        files = SafetensorsSource(folder)
+        files = open_files(folder, config.dtype)
         is_apart = folder.resolve() != Path(config.path).resolve()
         layers = StoredLayers.find(files, config, architecture, hidden_state, is_apart)
         self.forms = layers.forms
@@ -116,7 +117,7 @@ class MTPSource(StoredSource):
         layout = "Paddle layout" if layers.is_paddle else "torch layout"
         check_shapes(found, self.stored_shapes, replace(config, path=str(folder)), architecture, layout)
 
-    def _without_target(self, layers: StoredLayers, of_target: Shapes, files: SafetensorsSource) -> Shapes:
+    def _without_target(self, layers: StoredLayers, of_target: Shapes, files: CheckpointFiles) -> Shapes:
         """Return the files' tensors without those of the target."""
         pattern = "|".join(form.name_pattern for form in layers.forms)
         return {

@@ -18,16 +18,19 @@ from fastdeploy.config.env import read_env
 from fastdeploy.config.packed_checkpoint import AGAIN, DATA_FILE, PAGE, PackedEntry, PackedHeader, PackedTensor
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.expected_weights import DATA, ExpectedWeight
+from fastdeploy.models.weight_source import WithoutCodes
 from fastdeploy.ops.backend import MappedFile
 from fastdeploy.ops.checksums import digest_memory
 from fastdeploy.ops.experts import PackedExperts
 from fastdeploy.ops.linear import PackedLinear, WeightPiece, dtype_name
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION, QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 Packed = TypeVar("Packed", Tensor, PackedLinear, PackedExperts)
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (PackedLinear, PackedExperts)}
 Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
 _TENSOR = "Tensor"
+Form = QuantizedForm | None  # of a linear layer; None if it is not quantized
 
 
 class PackedStore(Protocol):
@@ -38,6 +41,9 @@ class PackedStore(Protocol):
     """
 
     serves_any_cache: bool
+
+    def form(self, name: str, choose: Callable[[], Form]) -> Form:
+        """Return the form of the linear layer of this name, which `choose` tells if it is not there."""
 
     def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight of this name, which `make` makes if it is not there.
@@ -53,12 +59,16 @@ class MadeWeights:
 
     serves_any_cache = False
 
+    def form(self, name: str, choose: Callable[[], Form]) -> Form:
+        """Return the form that `choose` tells."""
+        return choose()
+
     def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight that `make` makes."""
         return make()
 
 
-class NoTensors:
+class NoTensors(WithoutCodes):
     """The source of a loader whose store has all weights: it has no tensor."""
 
     @property
@@ -102,6 +112,10 @@ class PackedWriter:
         self._file = file
         self._path = path
 
+    def form(self, name: str, choose: Callable[[], Form]) -> Form:
+        """Return the form that `choose` tells."""
+        return choose()
+
     def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight that `make` makes, after it was written.
 
@@ -142,10 +156,13 @@ class PackedReader:
 
     serves_any_cache = True
 
-    def __init__(self, header: PackedHeader, folder: Path, on_progress: Progress | None = None) -> None:
+    def __init__(
+        self, header: PackedHeader, folder: Path, on_progress: Progress | None = None, has_own_codes: bool = False
+    ) -> None:
         """Map the file.
 
         Args:
+            has_own_codes: whether the checkpoint had codes, so that each layer has a form of its own.
             on_progress: called with (name of the phase, fraction done) after each weight.
 
         Raises:
@@ -161,6 +178,21 @@ class PackedReader:
         self._entries, self._verifies = header.entries, read_env().verifies_weights
         self._file = backend.map_file(self._path, header.num_bytes)
         self._on_progress, self._num_total, self._num_done = on_progress, header.decoder_bytes, 0
+        self._has_own_codes = has_own_codes
+
+    def form(self, name: str, choose: Callable[[], Form]) -> Form:
+        """Return the form in which a layer was packed, or that of the head for the embedding that is tied to it.
+
+        Raises:
+            ConfigError: it is none that exists.
+        """
+        entry = self._entries.get(name, self._entries.get(f"{name}.head"))
+        if entry is None or not self._has_own_codes:
+            return choose()
+        try:
+            return _form_of_entry(entry)
+        except (TypeError, ValueError):
+            raise ConfigError("model", f"{self._path}: {name} has an unknown form; {AGAIN}") from None
 
     def keep(self, name: str, make: Callable[[], Packed], expected: ExpectedWeight) -> Packed:
         """Return the weight of this name.
@@ -188,6 +220,13 @@ class PackedReader:
             tensor = weight if entry.kind == _TENSOR else getattr(weight, key)
             if digest_memory(tensor.data_ptr(), stored.num_bytes) != stored.checksum:
                 raise ConfigError("model", f"{self._path}: the bytes of {name} were changed; {AGAIN}")
+
+
+def _form_of_entry(entry: PackedEntry) -> Form:
+    """Return the form that the fields of an entry name; raise ValueError or TypeError if there is no such form."""
+    names = (field.name for field in fields(QuantizedForm))
+    values = {name: entry.fields[name] for name in names if name in entry.fields}
+    return None if values.get("quantization", NO_QUANTIZATION) == NO_QUANTIZATION else QuantizedForm(**values)
 
 
 def _difference(entry: PackedEntry, expected: ExpectedWeight) -> str:

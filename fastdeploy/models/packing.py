@@ -45,7 +45,7 @@ def pack_checkpoint(
         ConfigError: the folder is not empty or cannot be written, or the checkpoint cannot be loaded or is packed.
     """
     if config.packed is not None:
-        raise ConfigError("model", f"{config.path} is packed already")
+        raise ConfigError("model", f"{config.name} is packed already")
     formats = config.weight_formats(quantization)
     with _writing(folder) as unfinished:
         _copy_other_files(Path(config.path), unfinished)

@@ -15,9 +15,11 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.layer_parts import LayerParts
 from fastdeploy.models.weight_loader import LinearKind, LinearSpec, Shapes
-from fastdeploy.models.weight_source import ROUTER_WEIGHT, SafetensorsSource, WeightSource, whole_matrix
+from fastdeploy.models.weight_source import ROUTER_WEIGHT, CheckpointFiles, WeightSource, whole_matrix
 from fastdeploy.models.weights import check_shapes, expected_shapes
+from fastdeploy.ops.coded_piece import CodedPiece
 from fastdeploy.ops.linear import WeightPiece
+from fastdeploy.ops.quantized_form import QuantizedForm
 
 Layout = Literal["torch", "paddle"]
 _HEADER_FORMATS: dict[str, Layout] = {"pt": "torch", "np": "paddle", "pd": "paddle"}
@@ -98,6 +100,15 @@ class StoredSource:
         """Return a linear layer's weight in this dtype, as column ranges of the stored matrix."""
         stored = self._stored[name]
         return stored.pieces(self._source, dtype) if stored.is_linear else whole_matrix(self.read(name).astype(dtype))
+
+    def form(self, name: str) -> QuantizedForm | None:
+        """Return the form that keeps the codes of a weight, which files have only of whole matrices [out, in]."""
+        stored = self._stored[name]
+        return None if stored.is_linear or stored.num_groups else self._source.form(stored.name)
+
+    def coded(self, name: str) -> CodedPiece:
+        """Return the codes of a weight that has a form."""
+        return self._source.coded(self._stored[name].name)
 
     def prepare(self, names: Sequence[str]) -> None:
         """Announce that the tensors will be read next."""
@@ -190,7 +201,7 @@ def _parts_of(fused: str, spec: LinearSpec, num_groups: int) -> Iterator[tuple[s
         begin = end
 
 
-def find_layout(source: SafetensorsSource, config: ModelConfig, architecture: Architecture) -> tuple[Layout, str]:
+def find_layout(source: CheckpointFiles, config: ModelConfig, architecture: Architecture) -> tuple[Layout, str]:
     """Return how linear layers are stored, and how that was determined.
 
     The evidence is, in this order: the `format` in the files' headers, tensor names that only Paddle checkpoints have,
@@ -201,7 +212,7 @@ def find_layout(source: SafetensorsSource, config: ModelConfig, architecture: Ar
     """
     formats = {_HEADER_FORMATS[name]: name for name in source.header_formats if name in _HEADER_FORMATS}
     if len(formats) > 1:
-        raise ConfigError("model", f"{config.path}: the safetensors files name different formats, pt and np or pd")
+        raise ConfigError("model", f"{config.name}: the safetensors files name different formats, pt and np or pd")
     for layout, name in formats.items():
         return layout, f"the safetensors header has format '{name}'"
     prefix = name_prefix(source, architecture)
@@ -220,7 +231,7 @@ def _layout_by_shape(source: WeightSource, config: ModelConfig, architecture: Ar
             return ("torch" if source.shapes[name] == shape else "paddle"), f"{name} is {list(source.shapes[name])}"
     raise ConfigError(
         "model",
-        f"{config.path}: cannot tell whether linear layers are in torch or Paddle layout: expected a format in the "
+        f"{config.name}: cannot tell whether linear layers are in torch or Paddle layout: expected a format in the "
         "safetensors header (pt or np), or paddlenlp_version, transformers_version or torch_dtype in config.json; "
         "FD_FOR_TORCH_MODEL_FORMAT=1 selects torch layout",
     )

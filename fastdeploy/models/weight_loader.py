@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
 import paddle
 from paddle import Tensor
 
-from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.quantization import GGUF, QuantizationConfig
 from fastdeploy.models.balanced_keys import Factors, scale_outputs, scale_vector
 from fastdeploy.models.expected_weights import ExpectedLinear, ExpectedTensor
+from fastdeploy.models.own_codes import keeps_codes, packed_form, packing_format
 from fastdeploy.models.packed_store import MadeWeights, PackedStore, Progress
 from fastdeploy.models.weight_source import WeightSource
+from fastdeploy.ops.coded_piece import CodedPiece
 from fastdeploy.ops.linear import PackedLinear, WeightPiece, pack_linear
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION, QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 Shapes = dict[str, tuple[int, ...]]
@@ -127,6 +130,51 @@ class WeightLoader:
 
         return self.store.keep(name, make, ExpectedTensor(self._shapes[name], self.dtype))
 
+    def table_form(self, name: str, quantization: str) -> QuantizedForm | None:
+        """Return the form of an embedding: that of the head if the head keeps codes of the embedding, else its own.
+
+        Args:
+            quantization: format of the head.
+        """
+
+        def choose() -> QuantizedForm | None:
+            stored = self._stored_forms([name])
+            return packed_form(stored, self._table_format(name, quantization))
+
+        return self.store.form(name, choose)
+
+    def _table_format(self, name: str, quantization: str) -> str:
+        """Return the format of an embedding: it is never quantized anew, since few of its rows are read in a step."""
+        stored = self._stored_forms([name])
+        if quantization == NO_QUANTIZATION or stored == [None]:
+            return NO_QUANTIZATION
+        return quantization if keeps_codes(stored, quantization) else GGUF
+
+    def table(self, name: str, quantization: str) -> Tensor | PackedLinear:
+        """Return an embedding: packed if the checkpoint stores codes, else a tensor.
+
+        Args:
+            quantization: format of the head.
+        """
+        form = self.table_form(name, quantization)
+        if form is None:
+            return self.copy(name)
+
+        def pack() -> PackedLinear:
+            packed = self.pack_table(name, self._table_format(name, quantization))
+            self.finish([name])
+            return packed
+
+        vocab_size, hidden_size = self._shapes[name]
+        return self.store.keep(name, pack, ExpectedLinear(hidden_size, vocab_size, self.dtype, form))
+
+    def pack_table(self, name: str, quantization: str) -> PackedLinear:
+        """Return a matrix packed in a format as a linear layer without a bias."""
+        stored = self._stored_forms([name])
+        keeps = keeps_codes(stored, quantization)
+        pieces = [self.source.coded(name)] if keeps else self.source.pieces(name, self.dtype)
+        return pack_linear(pieces, None, packing_format(stored, quantization))
+
     def peek(self, name: str) -> Tensor:
         """Return one tensor on the host, which is read again later."""
         return self.source.read(name).astype(self.dtype)
@@ -141,6 +189,15 @@ class WeightLoader:
         self.finish([name])
         return tensor
 
+    def form(self, name: str, weight_names: Sequence[str], quantization: str) -> QuantizedForm | None:
+        """Return the form in which a layer is packed in a format.
+
+        Args:
+            name: of the packed layer.
+            weight_names: of the weights from which it is packed.
+        """
+        return self.store.form(name, lambda: packed_form(self._stored_forms(weight_names), quantization))
+
     def linear(self, spec: LinearSpec, quantization: str, factors: Mapping[str, Factors] = NO_FACTORS) -> PackedLinear:
         """Return a linear layer in a weight format.
 
@@ -154,7 +211,7 @@ class WeightLoader:
                 spec.in_features,
                 spec.out_features,
                 self.dtype,
-                quantization,
+                self.form(spec.name, spec.weight_names, quantization),
                 is_gated=spec.kind == "gate_up",
                 has_bias=spec.has_bias,
             ),
@@ -162,7 +219,8 @@ class WeightLoader:
 
     def _pack(self, spec: LinearSpec, quantization: str, factors: Mapping[str, Factors]) -> PackedLinear:
         bias = paddle.concat([self._bias(stored.name, factors) for stored in spec.stored]) if spec.has_bias else None
-        packed = pack_linear(self.pieces(spec, factors), bias, quantization, is_gated=spec.kind == "gate_up")
+        pieces, format = self.pieces(spec, quantization, factors), self.packing_format(spec, quantization)
+        packed = pack_linear(pieces, bias, format, is_gated=spec.kind == "gate_up")
         self.finish(spec.weight_names)
         return packed
 
@@ -170,17 +228,32 @@ class WeightLoader:
         bias = self.read(f"{name}.bias")
         return scale_vector(bias, factors[name]) if name in factors else bias
 
-    def pieces(self, spec: LinearSpec, factors: Mapping[str, Factors] = NO_FACTORS) -> list[WeightPiece]:
-        """Return a linear layer's weight in the model's dtype, as pieces in order; `finish` follows.
+    def pieces(
+        self, spec: LinearSpec, quantization: str, factors: Mapping[str, Factors] = NO_FACTORS
+    ) -> list[WeightPiece] | list[CodedPiece]:
+        """Return a linear layer's weight as pieces in order, in the model's dtype or as codes; `finish` follows.
 
         Args:
-            factors: as `linear` takes them.
+            quantization, factors: as `linear` takes them.
         """
+        if keeps_codes(self._stored_forms(spec.weight_names), quantization):
+            return [self._coded(one.name, factors) for one in spec.stored]
         pieces: list[WeightPiece] = []
-        for stored in spec.stored:
-            found = self.source.pieces(f"{stored.name}.weight", self.dtype)
-            pieces += scale_outputs(found, factors[stored.name]) if stored.name in factors else found
+        for one in spec.stored:
+            found = self.source.pieces(f"{one.name}.weight", self.dtype)
+            pieces += scale_outputs(found, factors[one.name]) if one.name in factors else found
         return pieces
+
+    def packing_format(self, spec: LinearSpec, quantization: str) -> str:
+        """Return the format with which the pieces of a layer are packed."""
+        return packing_format(self._stored_forms(spec.weight_names), quantization)
+
+    def _stored_forms(self, names: Sequence[str]) -> list[QuantizedForm | None]:
+        return [self.source.form(name) for name in names]
+
+    def _coded(self, name: str, factors: Mapping[str, Factors]) -> CodedPiece:
+        coded = self.source.coded(f"{name}.weight")
+        return replace(coded, factors=paddle.to_tensor(factors[name])) if name in factors else coded
 
     def finish(self, names: list[str]) -> None:
         """Give back the memory of tensors that have been packed, and report the progress."""

@@ -19,7 +19,9 @@ from fastdeploy.config.foreign_formats import refuse_quantized_tensors
 from fastdeploy.config.weight_files import find_weight_files, is_buffer, usual_name
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import find_not_finite, is_finite
+from fastdeploy.ops.coded_piece import CodedPiece
 from fastdeploy.ops.linear import WeightPiece
+from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 _READABLE_DTYPES = ("BF16", "F16", "F32", "F64", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
@@ -30,7 +32,11 @@ ROUTER_WEIGHT, ROUTER_BIAS = "mlp.gate.weight", "e_score_correction_bias"  # how
 
 
 class WeightSource(Protocol):
-    """Named tensors, read one at a time."""
+    """Named tensors, read one at a time.
+
+    The weight of a linear layer may be stored as codes. It then has a form, and can be read in two ways: as codes, and
+    widened to floating-point numbers.
+    """
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -42,6 +48,12 @@ class WeightSource(Protocol):
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return a linear layer's weight, converted to this dtype, as pieces in order."""
 
+    def form(self, name: str) -> QuantizedForm | None:
+        """Return the form that keeps the codes of a weight, with inputs of 16 bits; None if it has no codes."""
+
+    def coded(self, name: str) -> CodedPiece:
+        """Return the codes of a weight that has a form."""
+
     def prepare(self, names: Sequence[str]) -> None:
         """Announce that small tensors will be read next, so that what takes time is done for several at once."""
 
@@ -49,7 +61,35 @@ class WeightSource(Protocol):
         """Give back the memory of a tensor, which is not read again."""
 
 
-class SafetensorsSource:
+class WithoutCodes:
+    """The part of a source that says that no tensor is stored as codes."""
+
+    def form(self, name: str) -> QuantizedForm | None:
+        """Return None."""
+        return None
+
+    def coded(self, name: str) -> CodedPiece:
+        """Raise AssertionError."""
+        raise AssertionError(f"{name} has no codes")
+
+
+class CheckpointFiles(WeightSource, Protocol):
+    """The tensors that the files of a checkpoint hold, of which some may belong to another part of the model.
+
+    Attributes:
+        header_formats: values of `format` in the headers of the files: pt, np, ...
+    """
+
+    header_formats: set[str]
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Leave out tensors that belong to another part of the model."""
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a tensor another name."""
+
+
+class SafetensorsSource(WithoutCodes):
     """The safetensors files of a checkpoint directory, mapped into memory.
 
     Tensors have their usual names, also in files of a bare decoder.
@@ -125,7 +165,8 @@ class SafetensorsSource:
 
     def release(self, name: str) -> None:
         """Give back the pages of the mapped file, which count as memory of the process while they are mapped."""
-        selected_backend().release_pages(self._tensors.pop(name))
+        tensor = self._tensors.pop(name)
+        selected_backend().release_pages(tensor.data_ptr(), int(tensor.size) * int(tensor.element_size()))
 
     def _open(self, path: Path) -> None:
         try:
@@ -152,7 +193,7 @@ class SafetensorsSource:
             self._file_names[name] = path.name
 
 
-class DummySource:
+class DummySource(WithoutCodes):
     """Random tensors of given shapes. Each depends on the seed and its name only, not on the order of reading."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
@@ -196,7 +237,7 @@ class DummySource:
 def digest_weight_files(directory: Path) -> str:
     """Digest the name, size, start and end of each weight file, which is fast and tells checkpoints apart."""
     digest = blake2b(digest_size=8)
-    for file in sorted(directory.glob("*.safetensors")):
+    for file in sorted([*directory.glob("*.safetensors"), *directory.glob("*.gguf")]):
         num_bytes = file.stat().st_size
         digest.update(f"{file.name}\0{num_bytes}\0".encode())
         with file.open("rb") as stream:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from hashlib import blake2b
 
 from paddle import Tensor
 
@@ -18,8 +19,9 @@ from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.packed_store import PackedStore, Progress
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import WeightSource, listed
-from fastdeploy.ops.linear import PackedLinear, pack_linear
-from fastdeploy.ops.quantized_form import NO_QUANTIZATION
+from fastdeploy.ops.experts import PackedExperts
+from fastdeploy.ops.linear import PackedLinear
+from fastdeploy.ops.quantized_form import form_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class DecoderWeights:
     """All weights of a decoder.
 
     Attributes:
-        embedding: [vocab_size, hidden_size]; if it is tied to a head that is not quantized, that head itself.
+        embedding: [vocab_size, hidden_size], packed if the checkpoint stores codes; the head itself if they are tied
+            and have one form.
     """
 
     embedding: Tensor | PackedLinear
@@ -41,16 +44,38 @@ class DecoderWeights:
         return digest_exponents(layer.attention.key_exponents for layer in self.layers)
 
     @property
+    def forms(self) -> str:
+        """Return a digest of the forms of all packed layers."""
+        found = [str(form_of(packed)) for packed in _packed_layers(self)]
+        return blake2b("\n".join(found).encode(), digest_size=8).hexdigest()
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the embedding and of every packed layer, without the norms."""
-        table = self.embedding
-        embedding = 0 if isinstance(table, PackedLinear) else int(table.size) * int(table.element_size())
+        embedding = 0 if self.embedding is self.head else table_bytes(self.embedding)
         return embedding + sum(layer.num_bytes for layer in self.layers) + self.head.num_bytes
 
     @property
     def num_streamed_bytes(self) -> int:
         """Bytes that a step of one row reads: all but the embedding, of which only a few rows are read."""
         return sum(layer.num_streamed_bytes for layer in self.layers) + self.head.num_bytes
+
+
+def _packed_layers(weights: object) -> Iterator[PackedLinear | PackedExperts]:
+    """Yield the packed layers within an object of weights, in the order of its fields."""
+    if isinstance(weights, (PackedLinear, PackedExperts)):
+        yield weights
+    elif isinstance(weights, tuple):
+        for part in weights:
+            yield from _packed_layers(part)
+    elif is_dataclass(weights):
+        for field in fields(weights):
+            yield from _packed_layers(getattr(weights, field.name))
+
+
+def table_bytes(table: Tensor | PackedLinear) -> int:
+    """Return the bytes of an embedding."""
+    return table.num_bytes if isinstance(table, PackedLinear) else int(table.size) * int(table.element_size())
 
 
 def expected_shapes(config: ModelConfig, architecture: Architecture) -> Shapes:
@@ -98,7 +123,7 @@ def check_shapes(
     ]
     if mismatches:
         hint = _hint(found, expected, layout)
-        raise ConfigError("model", f"{config.path}: tensors do not match config.json: {'; '.join(mismatches)}{hint}")
+        raise ConfigError("model", f"{config.name}: tensors do not match config.json: {'; '.join(mismatches)}{hint}")
 
 
 def _hint(found: Mapping[str, tuple[int, ...]], expected: Shapes, layout: str) -> str:
@@ -157,25 +182,25 @@ def check_quantization(config: ModelConfig, quantization: QuantizationConfig) ->
 
 
 def _tied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Tensor | PackedLinear, PackedLinear]:
-    """Return embedding and head, which share their memory unless the head is quantized."""
+    """Return embedding and head, which share their memory unless only the head is quantized, or quantized anew."""
     name, quantization = names.embedding, loader.quantization.head
-    is_shared = quantization == NO_QUANTIZATION
+    form = loader.form(f"{name}.head", [name], quantization)
+    is_shared = loader.table_form(name, quantization) == form
 
     def pack() -> PackedLinear:
-        packed = pack_linear(loader.source.pieces(name, loader.dtype), None, quantization)
+        packed = loader.pack_table(name, quantization)
         if is_shared:
             loader.finish([name])
         return packed
 
-    head = loader.store.keep(
-        f"{name}.head",
-        pack,
-        ExpectedLinear(config.hidden_size, config.vocab_size, loader.dtype, quantization),
-    )
-    return head if is_shared else loader.copy(name), head
+    expected = ExpectedLinear(config.hidden_size, config.vocab_size, loader.dtype, form)
+    head = loader.store.keep(f"{name}.head", pack, expected)
+    return head if is_shared else loader.table(name, quantization), head
 
 
-def _untied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Tensor, PackedLinear]:
+def _untied(
+    loader: WeightLoader, names: TensorNames, config: ModelConfig
+) -> tuple[Tensor | PackedLinear, PackedLinear]:
     head = LinearSpec("head", (StoredLinear(names.head, config.vocab_size),), config.hidden_size)
     packed = loader.linear(head, loader.quantization.head)
-    return loader.copy(names.embedding), packed
+    return loader.table(names.embedding, loader.quantization.head), packed

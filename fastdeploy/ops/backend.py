@@ -157,7 +157,7 @@ class Backend(ABC):
         """Return a tensor of the host on the device."""
         return tensor
 
-    def release_pages(self, tensor: Tensor) -> None:  # noqa: B027  # only saves memory
+    def release_pages(self, address: int, num_bytes: int) -> None:  # noqa: B027  # only saves memory
         """Give back the host's memory of a tensor in a mapped file; when it is used again, it is read again."""
 
     def make_mirror(self, shape: tuple[int, ...], dtype: DTypeLike) -> Mirror | None:

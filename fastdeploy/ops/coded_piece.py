@@ -31,12 +31,22 @@ class CodedPiece:
         scales: [outputs, groups] float16 or float32.
         minimums: as scales, or None.
         group_size: inputs that share a scale: 32, 64 or 128; the last group may be shorter. 0: one scale per output.
+        factors: [outputs] float32, powers of two by which the outputs are multiplied, or None.
     """
 
     codes: Tensor
     scales: Tensor
     minimums: Tensor | None = None
     group_size: int = 0
+    factors: Tensor | None = None
+
+    def inputs(self, begin: int, end: int) -> CodedPiece:
+        """Return the codes of a range of inputs, which must begin and end between groups."""
+        if not self.group_size:
+            return replace(self, codes=self.codes[:, begin:end])
+        groups = slice(begin // self.group_size, -(-end // self.group_size))
+        minimums = None if self.minimums is None else self.minimums[:, groups]
+        return replace(self, codes=self.codes[:, begin:end], scales=self.scales[:, groups], minimums=minimums)
 
     @property
     def has_factors_only(self) -> bool:
@@ -48,6 +58,10 @@ class CodedPiece:
 
         A weight is (code * scale + minimum) * factor.
         """
+        factors, scales, minimums = self._parts()
+        return factors if self.factors is None else factors * self.factors, scales, minimums
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         outputs, none = self.codes.shape[0], paddle.zeros([0], "float16")
         if self.has_factors_only:
             return self.scales.reshape([outputs]).astype("float32"), none, none
@@ -95,6 +109,10 @@ def check_coded_pieces(pieces: Sequence[CodedPiece]) -> None:
             if list(values.shape) != shape or values.dtype not in (paddle.float16, paddle.float32):
                 found = f"{values.dtype} of {list(values.shape)}"
                 raise ValueError(f"pack_linear: {name}: expected float16 or float32 of {shape}, got {found}")
+        outputs, factors = piece.codes.shape[0], piece.factors
+        if factors is not None and (list(factors.shape) != [outputs] or factors.dtype != paddle.float32):
+            found = f"{factors.dtype} of {list(factors.shape)}"
+            raise ValueError(f"pack_linear: factors: expected float32 of [{outputs}], got {found}")
         if piece.minimums is not None and piece.minimums.dtype != piece.scales.dtype:
             raise ValueError(f"pack_linear: minimums: expected {piece.scales.dtype}, got {piece.minimums.dtype}")
 

@@ -21,7 +21,7 @@ import paddle
 from fastdeploy.config.experts_config import RouterRule
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import PackedLinear, WeightPiece
+from fastdeploy.ops.linear import PackedLinear, Pieces, WeightPiece
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION
 from fastdeploy.ops.reference import experts as reference
@@ -162,7 +162,7 @@ def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
 
 
 def pack_experts(
-    weights: Sequence[Sequence[WeightPiece]], quantization: str = NO_QUANTIZATION, is_gated: bool = False
+    weights: Sequence[Pieces], quantization: str = NO_QUANTIZATION, is_gated: bool = False
 ) -> PackedExperts:
     """Pack the weights of one projection of all experts.
 

@@ -90,11 +90,11 @@ FORMS = {
 """Name of a format -> what `pack_linear` makes of a bf16 weight."""
 
 
-def fields_of(format_name: str) -> dict[str, str | int | bool]:
-    """Return the fields that say the form of a weight packed in this format, which may be NO_QUANTIZATION."""
-    if format_name == NO_QUANTIZATION:
+def fields_of(form: QuantizedForm | None) -> dict[str, str | int | bool]:
+    """Return the fields that say the form of a packed weight; None for one that is not quantized."""
+    if form is None:
         return {"quantization": NO_QUANTIZATION, "group_size": 0, "has_minimum": False}
-    return asdict(FORMS[format_name])
+    return asdict(form)
 
 
 def form_of(weight: QuantizedWeight) -> QuantizedForm | None:

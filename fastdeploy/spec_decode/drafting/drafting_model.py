@@ -220,7 +220,7 @@ def _check_context(draft: ModelConfig, max_model_len: int) -> None:
     if draft.max_context_len < max_model_len:
         raise ConfigError(
             "model",
-            f"{draft.path} has a context of {draft.max_context_len} tokens; lower --max-model-len {max_model_len}",
+            f"{draft.name} has a context of {draft.max_context_len} tokens; lower --max-model-len {max_model_len}",
         )
     draft.check_max_model_len(max_model_len)
 
@@ -234,15 +234,15 @@ def _check_vocabulary(draft: ModelConfig, target: ModelConfig, tokenizer: Tokeni
             token = min(token for token, _ in differing)
             raise ConfigError(
                 "model",
-                f"{draft.path} has another vocabulary: {token!r} is {_token_id_text(target_ids.get(token))} in the "
-                f"target's tokenizer, {_token_id_text(draft_ids.get(token))} in its own",
+                f"{draft.name} has another vocabulary: {token!r} is {_token_id_text(target_ids.get(token))} in "
+                f"the target's tokenizer, {_token_id_text(draft_ids.get(token))} in its own",
             )
     elif draft.vocab_size != target.vocab_size:
         raise ConfigError(
-            "model", f"{draft.path} has a vocabulary of {draft.vocab_size} tokens, the target {target.vocab_size}"
+            "model", f"{draft.name} has a vocabulary of {draft.vocab_size} tokens, the target {target.vocab_size}"
         )
     if draft.vocab_size < vocab_limit:
-        raise ConfigError("model", f"{draft.path} has {draft.vocab_size} embeddings, expected at least {vocab_limit}")
+        raise ConfigError("model", f"{draft.name} has {draft.vocab_size} embeddings, expected at least {vocab_limit}")
 
 
 def _token_id_text(token_id: int | None) -> str:

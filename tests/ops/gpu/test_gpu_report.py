@@ -44,7 +44,7 @@ def test_the_fingerprint_has_all_but_the_name_of_the_device(monkeypatch: pytest.
     monkeypatch.setattr(description, "selected_backend", lambda: backend)
     monkeypatch.setattr(description, "reference_names", lambda: ["sample"])
     model_config = ModelConfig.from_pretrained(resolve_model_path("demo"))
-    fingerprint = description.make_fingerprint(EngineConfig(model="demo", device="gpu:1"), model_config, "")
+    fingerprint = description.make_fingerprint(EngineConfig(model="demo", device="gpu:1"), model_config, "", "")
     assert fingerprint["backend"] == "gpu"
     assert (fingerprint["isa"], fingerprint["operator_library"]) == ("emulated", LIBRARY)
     assert fingerprint["reference_operators"] == ["sample"]

@@ -113,9 +113,9 @@ class CpuBackend(Backend):
         """Map a file, as `Backend.map_file` says."""
         return MappedFile(path, num_bytes)
 
-    def release_pages(self, tensor: Tensor) -> None:
+    def release_pages(self, address: int, num_bytes: int) -> None:
         """Give back the pages of a mapped file."""
-        memory.release_pages(tensor)
+        memory.release_range(address, num_bytes)
 
     def free_memory_bytes(self) -> int:
         """Return the host memory that is still available to this process."""

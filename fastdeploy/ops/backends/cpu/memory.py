@@ -94,14 +94,6 @@ def release_range(address: int, num_bytes: int) -> None:
         _advise(first, size, _MADV_DONTNEED)
 
 
-def release_pages(tensor: paddle.Tensor) -> None:
-    """Give back the pages that lie wholly in a tensor of a mapped file; when they are used again, they are read again.
-
-    Until then they count as memory of the process, as if it held a second copy of the weights that it has packed.
-    """
-    release_range(tensor.data_ptr(), int(tensor.size) * int(tensor.element_size()))
-
-
 def _advise(address: int, size: int, advice: int) -> None:
     ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
 

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the files of a checkpoint's weights, whatever their format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastdeploy.gguf.folder import find_gguf
+from fastdeploy.models.gguf_source import GGUFSource
+from fastdeploy.models.weight_source import CheckpointFiles, SafetensorsSource
+
+
+def open_files(folder: Path, dtype: str = "float32") -> CheckpointFiles:
+    """Return the tensors of a folder: those of its GGUF file, if `gguf_folder` made it, else of its safetensors files.
+
+    Args:
+        dtype: to which codes are widened.
+
+    Raises:
+        ConfigError: there are no weights, or a file is not valid.
+    """
+    gguf = find_gguf(folder)
+    return SafetensorsSource(folder) if gguf is None else GGUFSource(folder, gguf, dtype)

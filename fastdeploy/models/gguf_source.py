@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a GGUF file by the names of a Hugging Face checkpoint: as codes, or widened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.ggml_types import PLAIN_TYPES, GGMLType
+from fastdeploy.gguf.file import GGUFFile
+from fastdeploy.gguf.header import GGUFTensor, shown
+from fastdeploy.gguf.model_config import TensorPlace, tensor_names
+from fastdeploy.models.weight_source import whole_matrix
+from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.ggml_blocks import code_bits, find_bad_scale, has_minimum, split_rows, widen_rows
+from fastdeploy.ops.linear import WeightPiece
+from fastdeploy.ops.quantized_form import QuantizedForm
+from fastdeploy.ops.registry import selected_backend
+
+_GROUP = 32  # inputs of a scale, whatever the type
+_EXACT_DTYPES = {"BF16": "bfloat16"}  # of types of which no value needs float32
+
+
+class GGUFSource:
+    """The tensors of a GGUF file, mapped into memory.
+
+    Attributes:
+        header_formats: pt, since linear layers are [out, in].
+    """
+
+    def __init__(self, folder: Path, file: GGUFFile, dtype: str) -> None:
+        """Find where the tensors are, without reading any.
+
+        Args:
+            folder: holds the config.json that was made from the file.
+            dtype: to which codes are widened.
+
+        Raises:
+            ConfigError: tensors are missing or unexpected, or a file cannot be read.
+        """
+        self.header_formats = {"pt"}
+        self._file, self._dtype = file, dtype
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._places: dict[str, TensorPlace] = dict(tensor_names(config, file.tensors, str(file.path)))
+        try:
+            self._memory = {part: np.memmap(part, np.uint8, "r") for part in file.parts}
+        except OSError as error:
+            raise ConfigError("model", f"cannot read {file.path}: {error.strerror or error}") from None
+        self._shapes = {name: self._find_shape(place) for name, place in self._places.items()}
+        self._checked: set[str] = set()  # whose values are finite
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every tensor that is not left out."""
+        return self._shapes
+
+    def _find_shape(self, place: TensorPlace) -> tuple[int, ...]:
+        shape = self._file.tensors[place.name].shape
+        return shape if place.expert is None else shape[1:]
+
+    def kind(self, name: str) -> GGMLType:
+        """Return the type of a tensor."""
+        return self._tensor(name).kind
+
+    def _tensor(self, name: str) -> GGUFTensor:
+        return self._file.tensors[self._places[name].name]
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Leave out tensors that belong to another part of the model."""
+        for name in names:
+            self._places.pop(name, None)
+            self._shapes.pop(name, None)
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a tensor another name."""
+        if name in self._places:
+            self._places[new_name], self._shapes[new_name] = self._places.pop(name), self._shapes.pop(name)
+
+    def form(self, name: str) -> QuantizedForm | None:
+        """Return the form that keeps the codes of a weight; None if its type is plain."""
+        kind = self.kind(name).name
+        if kind in PLAIN_TYPES:
+            return None
+        return QuantizedForm("wint4" if code_bits(kind) == 4 else "wint8", _GROUP, has_minimum(kind))
+
+    def coded(self, name: str) -> CodedPiece:
+        """Return the codes of a weight that has a form, with its rows in the order of Hugging Face."""
+        tensor = self._tensor(name)
+        split = split_rows(self._rows(name), tensor.kind.name, tensor.shape[-1], self._order(name))
+        minimums = None if split.minimums is None else paddle.to_tensor(split.minimums)
+        return CodedPiece(paddle.to_tensor(split.codes), paddle.to_tensor(split.scales), minimums, split.group_size)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor in the dtype in which it is stored, or widened from codes."""
+        kind = self.kind(name).name
+        is_plain = kind in PLAIN_TYPES
+        return self._widen(name, _EXACT_DTYPES.get(kind, "float32") if is_plain else self._dtype)
+
+    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
+        """Return the whole matrix in this dtype, rounded once."""
+        return whole_matrix(self._widen(name, dtype))
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Do nothing: reading one tensor occupies all threads."""
+
+    def release(self, name: str) -> None:
+        """Give back the pages of the mapped file, which count as memory of the process while they are mapped."""
+        rows = self._stored_rows(name)
+        selected_backend().release_pages(rows.ctypes.data, rows.nbytes)
+
+    def _widen(self, name: str, dtype: str) -> Tensor:
+        tensor, order, shape = self._tensor(name), self._order(name), self._shapes[name]
+        if len(shape) > 1:
+            values = widen_rows(self._rows(name), tensor.kind.name, tensor.shape[-1], dtype, order)
+        else:
+            values = widen_rows(self._rows(name), tensor.kind.name, tensor.shape[-1], dtype)
+            values = values if order is None else values[:, order]
+        return paddle.to_tensor(values.reshape(shape))
+
+    def _rows(self, name: str) -> NDArray[np.uint8]:
+        """Return the blocks of a tensor, [rows, bytes], in the mapped file.
+
+        Raises:
+            ConfigError: a value or scale is not finite.
+        """
+        rows, tensor = self._stored_rows(name), self._tensor(name)
+        if name not in self._checked:
+            row = find_bad_scale(rows, tensor.kind.name, tensor.shape[-1])
+            if row is not None:
+                problem = f"tensor {shown(tensor.name)} has a value in row {row} that is not finite"
+                raise ConfigError("model", f"{tensor.file}: {problem}")
+            self._checked.add(name)
+        return rows
+
+    def _stored_rows(self, name: str) -> NDArray[np.uint8]:
+        place, tensor = self._places[name], self._tensor(name)
+        memory = self._memory[tensor.file]
+        rows = memory[tensor.offset : tensor.offset + tensor.num_bytes].reshape(-1, tensor.row_bytes)
+        if place.expert is None:
+            return rows
+        count = tensor.shape[1]
+        return rows[place.expert * count : (place.expert + 1) * count]
+
+    def _order(self, name: str) -> NDArray[np.int64] | None:
+        """Return the place where each row, or element of a vector, is stored; None if they are in order."""
+        heads = self._places[name].heads
+        if heads is None:
+            return None
+        count = self._shapes[name][0]
+        return np.arange(count).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(-1)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which codes of a checkpoint are kept, and the form in which a layer of them is packed.
+
+A layer that is packed from several weights takes the widest of their forms: codes of four bits are exact in eight, and
+a missing minimum is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdeploy.config.quantization import GGUF
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, QUANTIZATIONS, QuantizedForm
+
+Form = QuantizedForm | None
+_BY_BITS = {(QuantizedForm(name).weight_bits, QuantizedForm(name).row_bits): name for name in QUANTIZATIONS}
+
+
+def keeps_codes(stored: Sequence[Form], wanted: str) -> bool:
+    """Return whether a layer keeps the codes of the weights from which it is packed.
+
+    Args:
+        stored: form of each weight, None for one without codes.
+        wanted: the layer's format: `gguf` keeps all codes, another one those that it has enough bits for.
+    """
+    if wanted == NO_QUANTIZATION:
+        return False
+    most = max(form.weight_bits if form is not None else 16 for form in stored)
+    return most <= (8 if wanted == GGUF else FORMS[wanted].weight_bits)
+
+
+def packed_form(stored: Sequence[Form], wanted: str) -> Form:
+    """Return the form in which a layer is packed, None if it is not quantized.
+
+    With a format other than `gguf`, codes that are kept have their own bits, and the format tells those of the inputs.
+    """
+    if not keeps_codes(stored, wanted):
+        return FORMS.get(wanted)
+    forms = [form for form in stored if form is not None]
+    row_bits = 16 if wanted == GGUF else FORMS[wanted].row_bits
+    return QuantizedForm(
+        _BY_BITS[max(form.weight_bits for form in forms), row_bits],
+        min(form.group_size for form in forms),
+        any(form.has_minimum for form in forms),
+    )
+
+
+def packing_format(stored: Sequence[Form], wanted: str) -> str:
+    """Return the format with which `pack_linear` packs a layer, from codes if they are kept."""
+    if keeps_codes(stored, wanted):
+        form = packed_form(stored, wanted)
+        assert form is not None, "codes have a form"
+        return form.quantization
+    return NO_QUANTIZATION if wanted == GGUF else wanted

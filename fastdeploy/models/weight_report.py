@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of each weight that a checkpoint stores as codes: kept, rounded, converted, widened, quantized anew."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.core.ggml_types import PLAIN_TYPES
+from fastdeploy.gguf.folder import find_gguf
+from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.experts_part import ExpertsPart
+from fastdeploy.models.gguf_source import GGUFSource
+from fastdeploy.models.own_codes import Form, keeps_codes, packed_form
+from fastdeploy.models.registry import find_architecture
+from fastdeploy.ops.ggml_blocks import fidelity
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm
+
+_VALUE_BYTES = {"bfloat16": 2, "float32": 4}
+_MEANINGS = {
+    "kept": "kept",
+    "rounded": "kept, scales rounded to fp16",
+    "converted": "converted to eight bits",
+    "widened": "widened",
+    "quantized": "quantized anew",
+    "plain": "plain",
+}
+
+
+@dataclass(frozen=True)
+class WeightFate:
+    """What becomes of one weight.
+
+    Attributes:
+        name: in the layout of Hugging Face.
+        kind: type in the file.
+        what: a key of _MEANINGS.
+        form: in which its layer is packed; None if it is not quantized.
+        num_bytes: in memory, without padding.
+    """
+
+    name: str
+    kind: str
+    what: str
+    form: Form
+    num_bytes: int
+
+
+def weight_fates(config: ModelConfig, formats: QuantizationConfig) -> list[WeightFate]:
+    """Return what becomes of each matrix of a GGUF file's decoder, from its headers alone.
+
+    Args:
+        formats: from `ModelConfig.weight_formats`.
+    """
+    file = find_gguf(Path(config.path))
+    assert file is not None, "the checkpoint is a GGUF file"
+    source, architecture = GGUFSource(Path(config.path), file, config.dtype), find_architecture(config)
+    fates = []
+    for names, wanted in _layers(config, architecture, formats):
+        stored = [source.form(name) for name in names]
+        form, keeps = packed_form(stored, wanted), keeps_codes(stored, wanted)
+        for name in names:
+            kind = source.kind(name).name
+            size = _num_bytes(source.shapes[name], form, config.dtype)
+            fates.append(WeightFate(name, kind, _what(kind, form, keeps), form, size))
+    return fates
+
+
+def _layers(
+    config: ModelConfig, architecture: Architecture, formats: QuantizationConfig
+) -> Iterator[tuple[list[str], str]]:
+    """Yield the weights of each packed layer, and its format; a head that is tied to the embedding is left out."""
+    names, head = architecture.names, formats.head
+    if not config.tie_word_embeddings:
+        yield [f"{names.head}.weight"], head
+    yield [names.embedding], head
+    for index in range(config.num_layers):
+        layer = architecture.layer(config, index)
+        for spec in layer.attention.linears:
+            yield spec.weight_names, formats.attention
+        if isinstance(layer.mlp, ExpertsPart):
+            for spec in (*layer.mlp.gate_up, *layer.mlp.down):
+                yield spec.weight_names, formats.experts or NO_QUANTIZATION
+        for spec in layer.mlp.shared if isinstance(layer.mlp, ExpertsPart) else layer.mlp.linears:
+            yield spec.weight_names, formats.mlp
+
+
+def _what(kind: str, form: Form, keeps: bool) -> str:
+    if keeps:
+        return fidelity(kind)
+    if form is not None:
+        return "quantized"
+    return "plain" if kind in PLAIN_TYPES else "widened"
+
+
+def _num_bytes(shape: tuple[int, ...], form: QuantizedForm | None, dtype: str) -> int:
+    if form is None:
+        return prod(shape) * _VALUE_BYTES[dtype]
+    return -(-shape[0] * form.panel_bytes(shape[1]) // PANEL)
+
+
+def summarize(fates: Iterable[WeightFate]) -> str:
+    """Return how many bytes of the weights are kept, rounded, converted, widened or quantized anew, and their types."""
+    groups: dict[str, list[WeightFate]] = {}
+    for fate in fates:
+        groups.setdefault(fate.what, []).append(fate)
+    return "; ".join(
+        f"{_MEANINGS[what]}: {', '.join(dict.fromkeys(fate.kind for fate in groups[what]))} "
+        f"({sum(fate.num_bytes for fate in groups[what]) / 2**20:.1f} MiB)"
+        for what in _MEANINGS
+        if what in groups
+    )
+
+
+def tabulate(fates: Iterable[WeightFate]) -> list[str]:
+    """Return a line for each kind of weight in the layers, its types, and what becomes of them."""
+    lines: dict[tuple[str, str, str, str], list[WeightFate]] = {}
+    for fate in fates:
+        name = re.sub(r"\.\d+\.", ".*.", fate.name)
+        lines.setdefault((name, fate.kind, fate.what, _describe(fate.form)), []).append(fate)
+    return [
+        f"{name}: {len(found)} x {kind}, {_MEANINGS[what]}, {form}" for (name, kind, what, form), found in lines.items()
+    ]
+
+
+def _describe(form: Form) -> str:
+    if form is None:
+        return "floating-point numbers"
+    group = f"{form.group_size} inputs" if form.group_size else "output"
+    minimum = " and a minimum" if form.has_minimum else ""
+    return f"{form.weight_bits} bits with a scale{minimum} per {group}, inputs of {form.row_bits} bits"
+
+
+def bytes_by_name(fates: Iterable[WeightFate]) -> Mapping[str, int]:
+    """Return the bytes of each weight."""
+    return {fate.name: fate.num_bytes for fate in fates}
