@@ -181,7 +181,7 @@ def build_for_path(name: str, sources: list[Path], path: str, link_flags: Iterab
 
 LIBRARIES = [
     Library("fastdeploy.ops._cpu", [*folder("cpu_ops"), *folder("common")], uses_paddle=True),
-    Library("fastdeploy.ops._host", [*folder("host"), OPS / "common" / "version.cc"]),
+    Library("fastdeploy.ops._host", [*folder("host"), OPS / "common" / "threads.cc", OPS / "common" / "version.cc"]),
 ]
 
 if __name__ == "__main__":
