@@ -25,6 +25,11 @@
 // each of them, and the output is round(total * scale of the row + bias + residual).
 //
 // Sums are exact, so they can be computed in any order, and limbs can be summed apart.
+//
+// A row of an embedding is an output of a packed weight, whose weights are computed in fp32 and rounded to bf16:
+//   weight  round(round(code * scale + minimum) * factor), then to bf16, to the nearest, ties to even
+// The product of a code and a scale is exact, so that the first sum is rounded once, fused or not. Without scales it is
+// round(code * factor), without minimums round(code * scale * factor). Nothing is flushed to zero.
 #pragma once
 
 #include "common/scalar_lanes.h"
@@ -124,6 +129,12 @@ FD_RULE uint32_t low_limb(uint32_t bits) { return bits & 255u; }
 FD_RULE float half_to_float(uint32_t half) {
   const float magnitude = ScalarLanes::mul(ScalarLanes::from_bits((half & 0x7fffu) << 13), 0x1p112f);
   return ScalarLanes::from_bits(ScalarLanes::bits(magnitude) | (half & 0x8000u) << 16);
+}
+
+// Returns a weight, of which scale and minimum are 1 and -0 where there are none: adding -0 keeps the sign of a zero.
+FD_RULE float weight_value(int32_t code, float scale, float minimum, float factor) {
+  const float scaled = ScalarLanes::mul(static_cast<float>(code), scale);
+  return ScalarLanes::mul(ScalarLanes::add(scaled, minimum), factor);
 }
 
 // Adds an integer sum times a scale.

@@ -15,6 +15,7 @@ namespace fd {
   void linear_quantized(const QuantizedLinearArgs&); \
   void rms_norm(const RmsNormArgs&);                 \
   void gather(const GatherArgs&);                    \
+  void gather_quantized(const QuantizedGatherArgs&); \
   void append_attention(const AttentionArgs&);       \
   void route(const RouteArgs&);                      \
   void experts_up(const ExpertsUpArgs&);             \

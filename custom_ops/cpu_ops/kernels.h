@@ -129,6 +129,12 @@ struct GatherArgs {
   int64_t panel_bytes = 0;  // not 0: the table is a packed weight whose panels have this size
 };
 
+// GatherArgs whose table is a packed quantized weight [table_rows, k]; out is bf16 [rows, k].
+struct QuantizedGatherArgs : GatherArgs {
+  QuantizedForm form;
+  int64_t inputs;  // k
+};
+
 // Preparation of query and key heads before attention: an optional norm over the head, then a rotation of its first
 // rotary_dim elements.
 struct RotaryView {
@@ -189,6 +195,7 @@ struct Kernels {
   void (*linear_quantized)(const QuantizedLinearArgs&);
   void (*rms_norm)(const RmsNormArgs&);
   void (*gather)(const GatherArgs&);
+  void (*gather_quantized)(const QuantizedGatherArgs&);
   void (*append_attention)(const AttentionArgs&);
   void (*route)(const RouteArgs&);
   void (*experts_up)(const ExpertsUpArgs&);

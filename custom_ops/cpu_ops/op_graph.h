@@ -57,9 +57,9 @@ struct ScatterArgs {
   int64_t out_rows;  // ids must be in 0..out_rows-1
 };
 
-using Launch =
-    std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, GatherArgs, ScatterArgs, AttentionArgs,
-                 VirtualPaddingArgs, SampleArgs, VerifyDraftsArgs, RouteArgs, ExpertsUpArgs, ExpertsDownArgs>;
+using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, GatherArgs, QuantizedGatherArgs, ScatterArgs,
+                            AttentionArgs, VirtualPaddingArgs, SampleArgs, VerifyDraftsArgs, RouteArgs, ExpertsUpArgs,
+                            ExpertsDownArgs>;
 
 // Each launch is captured with the maximum numbers of rows and sequences of a replay.
 struct OpGraph {

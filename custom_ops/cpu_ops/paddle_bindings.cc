@@ -188,16 +188,34 @@ void embedding(const Tensor& token_ids, const Tensor& table, Tensor& out, int64_
 }
 
 // Does the same as embedding with a packed weight [vocab, size] as the table.
-void packed_embedding(const Tensor& token_ids, const Tensor& packed, Tensor& out, int64_t vocab, int64_t num_rows) {
+void packed_embedding(const Tensor& token_ids, const Tensor& packed, Tensor& out, int64_t vocab, int64_t size,
+                      int64_t num_rows) {
   constexpr const char* op = "embedding";
   const Argument source{op, "table", packed}, index{op, "token_ids", token_ids}, output{op, "out", out};
   require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
   index.has_dtype(paddle::DataType::INT32).has_capacity({num_rows});
-  output.has_dtype(packed.dtype()).has_capacity({num_rows, -1});
-  const int64_t size = output.size(1), element = static_cast<int64_t>(phi::SizeOf(packed.dtype()));
+  output.has_dtype(packed.dtype()).has_capacity({num_rows, size});
+  const int64_t element = static_cast<int64_t>(phi::SizeOf(packed.dtype()));
   source.has_shape({fd::packed_size(vocab, size, false)});
   fd::launch(fd::GatherArgs{index.data<int32_t>(), source.data(), output.data(), num_rows, size * element, vocab, op,
                             fd::packed_size(fd::kPanel, size, false) * element});
+}
+
+// Does the same with a quantized weight [vocab, size] of a form.
+void quantized_embedding(const Tensor& token_ids, const Tensor& packed, Tensor& out, int64_t vocab, int64_t size,
+                         const std::vector<int64_t>& form, int64_t num_rows) {
+  constexpr const char* op = "embedding";
+  const Argument source{op, "table", packed}, index{op, "token_ids", token_ids}, output{op, "out", out};
+  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
+  index.has_dtype(paddle::DataType::INT32).has_capacity({num_rows});
+  output.has_dtype(paddle::DataType::BFLOAT16).has_capacity({num_rows, size});
+  fd::QuantizedGatherArgs args{};
+  args.form = fd::quantized_form(op, form), args.inputs = size, args.op = op;
+  source.has_dtype(paddle::DataType::UINT8).has_shape({fd::quantized_size(args.form, vocab, size, false)});
+  args.ids = index.data<int32_t>(), args.table = source.data(), args.out = output.data();
+  args.rows = num_rows, args.row_bytes = 2 * size, args.table_rows = vocab;
+  args.panel_bytes = fd::quantized_panel_bytes(args.form, size);
+  fd::launch(args);
 }
 
 void gather_rows(const Tensor& x, const Tensor& rows, Tensor& out, int64_t num_rows) {
@@ -341,9 +359,16 @@ PD_BUILD_OP(fd_embedding)
 PD_BUILD_OP(fd_packed_embedding)
     .Inputs({"token_ids", "packed", "out"})
     .Outputs({"out_"})
-    .Attrs({"vocab: int64_t", "num_rows: int64_t"})
+    .Attrs({"vocab: int64_t", "size: int64_t", "num_rows: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(packed_embedding));
+
+PD_BUILD_OP(fd_quantized_embedding)
+    .Inputs({"token_ids", "packed", "out"})
+    .Outputs({"out_"})
+    .Attrs({"vocab: int64_t", "size: int64_t", "form: std::vector<int64_t>", "num_rows: int64_t"})
+    .SetInplaceMap({{"out", "out_"}})
+    .SetKernelFn(PD_KERNEL(quantized_embedding));
 
 PD_BUILD_OP(fd_gather_rows)
     .Inputs({"x", "rows", "out"})

@@ -98,6 +98,10 @@ struct Perform {
     check(a);
     kernels().gather(a);
   }
+  void operator()(const QuantizedGatherArgs& a) const {
+    check(a);
+    kernels().gather_quantized(a);
+  }
   void operator()(const ScatterArgs& a) const {
     check(a);
     scatter(a);

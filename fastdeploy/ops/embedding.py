@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import paddle
 
-from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.examples import ALL_FORMS, random_codes, random_rows
 from fastdeploy.ops.linear import PackedLinear
-from fastdeploy.ops.quantized_form import NO_QUANTIZATION
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, QuantizedForm
 from fastdeploy.ops.reference import gather as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
 
@@ -32,17 +32,20 @@ def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor
 def packed_embedding(token_ids: paddle.Tensor, table: PackedLinear, out: paddle.Tensor, num_rows: int) -> None:
     """Do the same as `embedding` with a packed weight, so that a tied head and embedding share their memory.
 
+    The weights of a quantized table, (code * scale + minimum) * factor in fp32, are rounded to bfloat16 once;
+    custom_ops/common/quant.h defines the order, which is the same on every backend and path.
+
     Args:
         token_ids: [capacity] int32.
-        table: a packed weight [vocab, hidden], not quantized.
-        out: [capacity, hidden], dtype of table.
+        table: a packed weight [vocab, hidden] in any form, not gated.
+        out: [capacity, hidden], dtype of table, which is bfloat16 if the table is quantized.
         num_rows: rows to read and write.
 
     Raises:
-        ValueError: a quantized table, an id outside 0..vocab-1, or an invalid shape or dtype.
+        ValueError: a gated table, an id outside 0..vocab-1, or an invalid shape or dtype.
     """
-    if table.quantization != NO_QUANTIZATION:
-        raise ValueError(f"embedding: table: expected a weight that is not quantized, got {table.quantization}")
+    if table.is_gated:
+        raise ValueError("embedding: table: expected one row for each output, got a gated layer")
     _PACKED_EMBEDDING.run(token_ids, table, out, num_rows)
 
 
@@ -54,8 +57,18 @@ def _example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
     return [out]
 
 
-def _packed_example(dtype: str, hidden: int, lookup: Lookup) -> Sequence[paddle.Tensor]:
-    table = lookup("pack_linear")(random_rows(37, hidden, dtype, 4))
+def _packed_example(
+    dtype: str, hidden: int, lookup: Lookup, quantization: str = NO_QUANTIZATION
+) -> Sequence[paddle.Tensor]:
+    return _rows_of(lookup("pack_linear")(random_rows(37, hidden, dtype, 4), None, quantization), dtype, hidden, lookup)
+
+
+def _coded_example(form: QuantizedForm, hidden: int, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    piece = random_codes(37, hidden, form, 4)
+    return _rows_of(lookup("pack_linear")([piece], None, form.quantization), "bfloat16", hidden, lookup)
+
+
+def _rows_of(table: PackedLinear, dtype: str, hidden: int, lookup: Lookup) -> Sequence[paddle.Tensor]:
     ids = paddle.to_tensor(np.array([36, 0, 15, 16, 16, 99], np.int32))
     out = paddle.full([6, hidden], 7.0, dtype)
     lookup("packed_embedding")(ids, table, out, 5)
@@ -80,6 +93,14 @@ _PACKED_EMBEDDING = register(
             *(partial(_packed_example, "bfloat16", hidden) for hidden in (24, 72)),
             cpu_only(partial(_packed_example, "bfloat16", 33)),
             *(cpu_only(partial(_packed_example, "float32", hidden)) for hidden in (24, 33)),
+            *(
+                partial(_packed_example, "bfloat16", hidden, quantization=quantization)
+                for quantization in FORMS
+                for hidden in (24, 136)
+            ),
+            *(cpu_only(partial(_packed_example, "bfloat16", 33, quantization=quantization)) for quantization in FORMS),
+            *(partial(_coded_example, form, 136) for form in ALL_FORMS),
+            *(cpu_only(partial(_coded_example, form, 133)) for form in ALL_FORMS),
         ],
     )
 )

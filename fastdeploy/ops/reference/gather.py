@@ -30,7 +30,10 @@ def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor
 
 
 def packed_embedding(token_ids: paddle.Tensor, table: "PackedLinear", out: paddle.Tensor, num_rows: int) -> None:
-    """As fastdeploy.ops.embedding.packed_embedding; reference.linear.pack_linear does not change the weight."""
+    """As fastdeploy.ops.embedding.packed_embedding; a weight of reference.linear.pack_linear is [vocab, hidden].
+
+    If it is quantized, it holds what its codes stand for in float32 (fastdeploy.ops.coded_piece.decode).
+    """
     embedding(token_ids, table.data, out, num_rows)
 
 
@@ -40,4 +43,4 @@ def _gather(argument: str, table: paddle.Tensor, ids: paddle.Tensor, out: paddle
         return
     if int(ids.min()) < 0 or int(ids.max()) >= table.shape[0]:
         raise ValueError(f"{argument}: expected 0..{table.shape[0] - 1}, got {ids.tolist()}")
-    out[:num_rows] = paddle.gather(table, ids)
+    out[:num_rows] = paddle.gather(table, ids).astype(out.dtype)

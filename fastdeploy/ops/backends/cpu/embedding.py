@@ -7,6 +7,7 @@ import paddle
 
 from fastdeploy.ops.backends.cpu.library import run_native
 from fastdeploy.ops.linear import PackedLinear
+from fastdeploy.ops.quantized_form import form_of
 
 
 def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
@@ -15,5 +16,9 @@ def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor
 
 
 def packed_embedding(token_ids: paddle.Tensor, table: PackedLinear, out: paddle.Tensor, num_rows: int) -> None:
-    """Copy rows out of the panels of a packed weight."""
-    run_native("fd_packed_embedding", token_ids, table.data, out, table.out_features, num_rows)
+    """Copy rows out of the panels of a packed weight, or widen them if it is quantized."""
+    form, sizes = form_of(table), (table.out_features, table.in_features)
+    if form is None:
+        run_native("fd_packed_embedding", token_ids, table.data, out, *sizes, num_rows)
+    else:
+        run_native("fd_quantized_embedding", token_ids, table.data, out, *sizes, form.as_list(), num_rows)

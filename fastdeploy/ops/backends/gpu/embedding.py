@@ -11,6 +11,7 @@ from paddle import Tensor
 from fastdeploy.ops.backends.gpu.checks import dtype_of, require_dtype, require_length, require_rows
 from fastdeploy.ops.backends.gpu.library import active, launch
 from fastdeploy.ops.linear import PackedLinear
+from fastdeploy.ops.quantized_form import form_of
 
 
 def embedding(token_ids: Tensor, table: Tensor, out: Tensor, num_rows: int) -> None:
@@ -26,16 +27,20 @@ def embedding(token_ids: Tensor, table: Tensor, out: Tensor, num_rows: int) -> N
 
 
 def packed_embedding(token_ids: Tensor, table: PackedLinear, out: Tensor, num_rows: int) -> None:
-    """Copy rows of a packed bf16 weight, whose row n is output n (linear.py)."""
-    operator = "packed_embedding"
+    """Copy rows of a packed bf16 weight, whose row n is output n (linear.py), or widen those of a quantized one."""
+    operator, form = "packed_embedding", form_of(table)
     require_length(operator, num_rows, token_ids=token_ids)
     require_dtype(operator, "int32", token_ids=token_ids)
-    require_dtype(operator, "bfloat16", table=table.data, out=out)
+    require_dtype(operator, "bfloat16" if form is None else "uint8", table=table.data)
+    require_dtype(operator, "bfloat16", out=out)
     require_rows(operator, num_rows, table.in_features, out=out)
     if table.is_gated:
         raise ValueError(f"{operator}: table: expected one row for each output, got a gated layer")
-    item, count = out.element_size(), active().row_count(num_rows)
-    rows, stride = table.data.shape
+    count = active().row_count(num_rows)
+    if form is not None:
+        sizes = table.out_features, table.in_features, *form.as_list()
+        return launch("fd_quantized_embedding", token_ids, table.data, out, *count, *sizes)
+    item, (rows, stride) = out.element_size(), table.data.shape
     launch("fd_packed_embedding", token_ids, table.data, rows, stride * item, out, *count, table.in_features * item)
 
 
