@@ -3,18 +3,28 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from paddle import Tensor
 
 from fastdeploy.ops.embedding import embedding, packed_embedding
 from fastdeploy.ops.linear import PackedLinear
 
+Table: TypeAlias = Tensor | PackedLinear
+"""[vocab_size, hidden_size], plain or packed in any form."""
+
+
+def num_table_bytes(table: Table) -> int:
+    """Return the bytes of a table."""
+    return table.num_bytes if isinstance(table, PackedLinear) else int(table.size) * int(table.element_size())
+
 
 class Embedding:
-    """A table [vocab_size, hidden_size], or the packed weight of the head that is tied to it."""
+    """Looks up rows of a table, which may be the packed weight of the head that is tied to it."""
 
     __slots__ = ("table",)
 
-    def __init__(self, table: Tensor | PackedLinear) -> None:
+    def __init__(self, table: Table) -> None:
         self.table = table
 
     def __call__(self, token_ids: Tensor, out: Tensor, num_rows: int) -> None:

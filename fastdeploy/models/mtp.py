@@ -22,7 +22,7 @@ from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.packed_checkpoint import read_packed_header
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.layers.embedding import Embedding
+from fastdeploy.layers.embedding import Embedding, Table, num_table_bytes
 from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.norm import RMSNorm
@@ -40,7 +40,7 @@ from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import DummySource, WeightSource
-from fastdeploy.models.weights import check_quantization, table_bytes
+from fastdeploy.models.weights import check_quantization
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
 from fastdeploy.ops.norm import NormParams
@@ -62,14 +62,14 @@ class MTPWeights:
     emb_projection: PackedLinear
     hidden_projection: PackedLinear
     block: LayerWeights
-    embedding: Tensor | PackedLinear | None
+    embedding: Table | None
     final_norm: Tensor | None
     head: PackedLinear | None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the embedding and of the packed layers, without the head, which several layers may share."""
-        embedding = 0 if self.embedding is None else table_bytes(self.embedding)
+        embedding = 0 if self.embedding is None else num_table_bytes(self.embedding)
         projection = self.emb_projection.num_bytes + self.hidden_projection.num_bytes
         return embedding + projection + self.block.num_bytes
 
@@ -303,7 +303,7 @@ def collect_mtp_weights(
         return loader.copy(name) if name else None
 
     @cache
-    def load_table(name: str) -> Tensor | PackedLinear | None:
+    def load_table(name: str) -> Table | None:
         return loader.table(name, loader.quantization.attention) if name else None
 
     @cache
@@ -345,7 +345,7 @@ def _load(
     config: ModelConfig,
     form: MTPForm,
     copy: Callable[[str], Tensor | None],
-    load_table: Callable[[str], Tensor | PackedLinear | None],
+    load_table: Callable[[str], Table | None],
     load_own_head: Callable[[str], PackedLinear | None],
 ) -> MTPWeights:
     """Load one layer; its projection has the weight format of attention.

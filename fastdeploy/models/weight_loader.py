@@ -12,6 +12,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.config.quantization import GGUF, QuantizationConfig
+from fastdeploy.layers.embedding import Table
 from fastdeploy.models.balanced_keys import Factors, scale_outputs, scale_vector
 from fastdeploy.models.expected_weights import ExpectedLinear, ExpectedTensor
 from fastdeploy.models.own_codes import keeps_codes, packed_form, packing_format
@@ -150,7 +151,7 @@ class WeightLoader:
             return NO_QUANTIZATION
         return quantization if keeps_codes(stored, quantization) else GGUF
 
-    def table(self, name: str, quantization: str) -> Tensor | PackedLinear:
+    def table(self, name: str, quantization: str) -> Table:
         """Return an embedding: packed if the checkpoint stores codes, else a tensor.
 
         Args:

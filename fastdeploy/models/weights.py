@@ -12,6 +12,7 @@ from paddle import Tensor
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.layers.embedding import Table, num_table_bytes
 from fastdeploy.models.architecture import Architecture, TensorNames
 from fastdeploy.models.balanced_keys import digest_exponents
 from fastdeploy.models.expected_weights import ExpectedLinear
@@ -29,11 +30,10 @@ class DecoderWeights:
     """All weights of a decoder.
 
     Attributes:
-        embedding: [vocab_size, hidden_size], packed if the checkpoint stores codes; the head itself if they are tied
-            and have one form.
+        embedding: [vocab_size, hidden_size]; if the head serves as the table, the head itself.
     """
 
-    embedding: Tensor | PackedLinear
+    embedding: Table
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: PackedLinear
@@ -51,13 +51,13 @@ class DecoderWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the embedding and of every packed layer, without the norms."""
-        embedding = 0 if self.embedding is self.head else table_bytes(self.embedding)
+        """Bytes of the embedding and of every packed layer, without the norms; a table that is the head counts once."""
+        embedding = 0 if self.embedding is self.head else num_table_bytes(self.embedding)
         return embedding + sum(layer.num_bytes for layer in self.layers) + self.head.num_bytes
 
     @property
     def num_streamed_bytes(self) -> int:
-        """Bytes that a step of one row reads: all but the embedding, of which only a few rows are read."""
+        """Bytes that a step of one row reads: all but a table that is not the head, of which only few rows are read."""
         return sum(layer.num_streamed_bytes for layer in self.layers) + self.head.num_bytes
 
 
@@ -71,11 +71,6 @@ def _packed_layers(weights: object) -> Iterator[PackedLinear | PackedExperts]:
     elif is_dataclass(weights):
         for field in fields(weights):
             yield from _packed_layers(getattr(weights, field.name))
-
-
-def table_bytes(table: Tensor | PackedLinear) -> int:
-    """Return the bytes of an embedding."""
-    return table.num_bytes if isinstance(table, PackedLinear) else int(table.size) * int(table.element_size())
 
 
 def expected_shapes(config: ModelConfig, architecture: Architecture) -> Shapes:
@@ -181,7 +176,7 @@ def check_quantization(config: ModelConfig, quantization: QuantizationConfig) ->
         raise ConfigError("quantization", f"{quantization} needs dtype bfloat16, got {config.dtype}")
 
 
-def _tied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Tensor | PackedLinear, PackedLinear]:
+def _tied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Table, PackedLinear]:
     """Return embedding and head, which share their memory unless only the head is quantized, or quantized anew."""
     name, quantization = names.embedding, loader.quantization.head
     form = loader.form(f"{name}.head", [name], quantization)
@@ -198,9 +193,7 @@ def _tied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tupl
     return head if is_shared else loader.table(name, quantization), head
 
 
-def _untied(
-    loader: WeightLoader, names: TensorNames, config: ModelConfig
-) -> tuple[Tensor | PackedLinear, PackedLinear]:
+def _untied(loader: WeightLoader, names: TensorNames, config: ModelConfig) -> tuple[Table, PackedLinear]:
     head = LinearSpec("head", (StoredLinear(names.head, config.vocab_size),), config.hidden_size)
     packed = loader.linear(head, loader.quantization.head)
     return loader.table(names.embedding, loader.quantization.head), packed

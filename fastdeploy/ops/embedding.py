@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import paddle
 
-from fastdeploy.ops.examples import ALL_FORMS, random_codes, random_rows
+from fastdeploy.ops.examples import CODED_FORMS, random_codes, random_rows
 from fastdeploy.ops.linear import PackedLinear
 from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, QuantizedForm
 from fastdeploy.ops.reference import gather as reference
@@ -93,14 +93,9 @@ _PACKED_EMBEDDING = register(
             *(partial(_packed_example, "bfloat16", hidden) for hidden in (24, 72)),
             cpu_only(partial(_packed_example, "bfloat16", 33)),
             *(cpu_only(partial(_packed_example, "float32", hidden)) for hidden in (24, 33)),
-            *(
-                partial(_packed_example, "bfloat16", hidden, quantization=quantization)
-                for quantization in FORMS
-                for hidden in (24, 136)
-            ),
+            *(partial(_packed_example, "bfloat16", 136, quantization=quantization) for quantization in FORMS),
             *(cpu_only(partial(_packed_example, "bfloat16", 33, quantization=quantization)) for quantization in FORMS),
-            *(partial(_coded_example, form, 136) for form in ALL_FORMS),
-            *(cpu_only(partial(_coded_example, form, 133)) for form in ALL_FORMS),
+            *(partial(_coded_example, form, 136) for form in CODED_FORMS),
         ],
     )
 )

@@ -5,15 +5,15 @@ import numpy as np
 import paddle
 
 from fastdeploy.ops.coded_piece import CodedPiece
-from fastdeploy.ops.quantized_form import GROUP_SIZES, QUANTIZATIONS, QuantizedForm
+from fastdeploy.ops.quantized_form import GROUP_SIZES, QuantizedForm
 
-ALL_FORMS = tuple(
+CODED_FORMS = tuple(
     QuantizedForm(quantization, group_size, has_minimum)
-    for quantization in QUANTIZATIONS
-    for group_size in GROUP_SIZES
+    for index, group_size in enumerate(GROUP_SIZES)
     for has_minimum in (False, True)
+    for quantization in (("wint8", "w4a8"), ("w8a8", "wint4"))[(index + has_minimum) % 2]
 )
-"""All forms, in which weights that are quantized already can be packed."""
+"""Each way in which weights that are quantized already are packed."""
 
 
 def random_rows(rows: int, size: int, dtype: str, seed: int, scale: float = 1.0) -> paddle.Tensor:

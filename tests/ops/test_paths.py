@@ -10,7 +10,7 @@ from tests.ops.isa_paths import PATHS, run, supported
 
 HERE = Path(__file__).parent
 SUITES = ["test_examples.py", "test_row_independence.py", "test_attention_independence.py", "test_quantized_rows.py"]
-SUITES += ["test_block_maxima.py", "test_quant_definition.py", "test_experts_independence.py"]
+SUITES += ["test_block_maxima.py", "test_quant_definition.py", "test_experts_independence.py", "test_embedding.py"]
 SUITES += ["test_packing.py::test_packed_files_fit_the_layout_that_the_backend_names"]
 DIGEST = """
 import hashlib

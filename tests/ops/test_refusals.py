@@ -97,8 +97,12 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         lambda: pack_linear([WeightPiece(floats(4, 6), 0, 4), WeightPiece(floats(4, 6, dtype="bfloat16"), 0, 4)]),
     ),
     (
-        "embedding: table: expected a weight that is not quantized, got wint8",
-        lambda: packed_embedding(ints(0, 1), QUANTIZED, floats(2, 12, dtype="bfloat16"), 2),
+        "embedding: table: expected one row for each output, got a gated layer",
+        lambda: packed_embedding(ints(0, 1), pack_linear(floats(8, 4), is_gated=True), floats(2, 4), 2),
+    ),
+    (
+        "embedding: out: expected a CPU tensor that holds [2, 4], got [2, 3]",
+        lambda: packed_embedding(ints(0, 1), PACKED, floats(2, 3), 2),
     ),
     (
         "embedding: token_ids: expected 0..7, got 8 at row 1",

@@ -92,7 +92,8 @@ def _candidates(groups: paddle.Tensor, has_minimum: bool) -> list[tuple[paddle.T
     """Return the scales and minimums, each [num_groups, 1], among which the best is chosen."""
     if not has_minimum:
         extreme = paddle.take_along_axis(groups, groups.abs().argmax(axis=1, keepdim=True), 1)
-        return [(_to_half(extreme / code), paddle.zeros_like(extreme)) for code in _EXTREME_CODES]
+        none = paddle.full_like(extreme, -0.0)  # adding it keeps the sign of a zero
+        return [(_to_half(extreme / code), none) for code in _EXTREME_CODES]
     smallest, largest = groups.min(axis=1, keepdim=True), groups.max(axis=1, keepdim=True)
     candidates = []
     for low, high in _END_CODES:
