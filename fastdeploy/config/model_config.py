@@ -227,6 +227,9 @@ class ModelConfig:
         if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
             raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
         gguf = str(find_linked_gguf(directory) or "")
+        if config.own_codes and packed is None and not gguf:
+            problem = "checkpoints quantized with 'gguf' are read from the GGUF file itself"
+            raise ConfigError("quantization_config", f"{directory}/config.json: {problem}")
         return replace(config, has_int8_cache=kv_cache_dtype == "int8", gguf=gguf)
 
 

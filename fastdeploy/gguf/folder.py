@@ -25,8 +25,8 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.ggml_types import PLAIN_TYPES
 from fastdeploy.gguf.file import GGUFFile, part_name
 from fastdeploy.gguf.model_config import make_config_json, make_generation_config
-from fastdeploy.gguf.tokenizer import end_token_ids, make_tokenizer_json
-from fastdeploy.gguf.tokenizer_config import make_tokenizer_config
+from fastdeploy.gguf.tokenizer import make_tokenizer_json
+from fastdeploy.gguf.tokenizer_config import end_token_ids, make_tokenizer_config
 
 logger = logging.getLogger(__name__)
 VERSION = 1  # of what is derived; a change makes new folders
@@ -93,7 +93,7 @@ def _contents(file: GGUFFile) -> Mapping[str, Mapping[str, Any]]:
     elif matrices and set(matrices) <= set(_DTYPES) and len(set(matrices)) == 1:
         config = {**config, "torch_dtype": _DTYPES[matrices[0]]}
     generation = make_generation_config(metadata, where)
-    if ends := end_token_ids(metadata):
+    if ends := end_token_ids(metadata, where):
         generation = {**generation, "eos_token_id": ends}
     try:
         parse_model_config(config, generation)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fastdeploy.config.model_config import DType
 from fastdeploy.gguf.folder import find_gguf
 from fastdeploy.models.gguf_source import GGUFSource
 from fastdeploy.models.weight_source import CheckpointFiles, SafetensorsSource
 
 
-def open_files(folder: Path, dtype: str = "float32") -> CheckpointFiles:
+def open_files(folder: Path, dtype: DType = "float32") -> CheckpointFiles:
     """Return the tensors of a folder: those of its GGUF file, if `gguf_folder` made it, else of its safetensors files.
 
     Args:

@@ -12,11 +12,12 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy.config.model_config import DType
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.ggml_types import PLAIN_TYPES, GGMLType
 from fastdeploy.gguf.file import GGUFFile
 from fastdeploy.gguf.header import GGUFTensor, shown
-from fastdeploy.gguf.model_config import TensorPlace, tensor_names
+from fastdeploy.gguf.tensor_names import TensorPlace, tensor_names
 from fastdeploy.models.weight_source import whole_matrix
 from fastdeploy.ops.coded_piece import CodedPiece
 from fastdeploy.ops.ggml_blocks import code_bits, find_bad_scale, has_minimum, split_rows, widen_rows
@@ -25,7 +26,7 @@ from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 _GROUP = 32  # inputs of a scale, whatever the type
-_EXACT_DTYPES = {"BF16": "bfloat16"}  # of types of which no value needs float32
+_EXACT_DTYPES: Mapping[str, DType] = {"BF16": "bfloat16"}  # of types of which no value needs float32
 
 
 class GGUFSource:
@@ -35,7 +36,7 @@ class GGUFSource:
         header_formats: pt, since linear layers are [out, in].
     """
 
-    def __init__(self, folder: Path, file: GGUFFile, dtype: str) -> None:
+    def __init__(self, folder: Path, file: GGUFFile, dtype: DType) -> None:
         """Find where the tensors are, without reading any.
 
         Args:
@@ -53,17 +54,13 @@ class GGUFSource:
             self._memory = {part: np.memmap(part, np.uint8, "r") for part in file.parts}
         except OSError as error:
             raise ConfigError("model", f"cannot read {file.path}: {error.strerror or error}") from None
-        self._shapes = {name: self._find_shape(place) for name, place in self._places.items()}
+        self._shapes = {name: place.shape for name, place in self._places.items()}
         self._checked: set[str] = set()  # whose values are finite
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor that is not left out."""
         return self._shapes
-
-    def _find_shape(self, place: TensorPlace) -> tuple[int, ...]:
-        shape = self._file.tensors[place.name].shape
-        return shape if place.expert is None else shape[1:]
 
     def kind(self, name: str) -> GGMLType:
         """Return the type of a tensor."""
@@ -105,7 +102,7 @@ class GGUFSource:
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the whole matrix in this dtype, rounded once."""
-        return whole_matrix(self._widen(name, dtype))
+        return whole_matrix(self._widen(name, "float32" if dtype == "float32" else "bfloat16"))
 
     def prepare(self, names: Sequence[str]) -> None:
         """Do nothing: reading one tensor occupies all threads."""
@@ -115,7 +112,7 @@ class GGUFSource:
         rows = self._stored_rows(name)
         selected_backend().release_pages(rows.ctypes.data, rows.nbytes)
 
-    def _widen(self, name: str, dtype: str) -> Tensor:
+    def _widen(self, name: str, dtype: DType) -> Tensor:
         tensor, order, shape = self._tensor(name), self._order(name), self._shapes[name]
         if len(shape) > 1:
             values = widen_rows(self._rows(name), tensor.kind.name, tensor.shape[-1], dtype, order)

@@ -17,6 +17,7 @@ from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.files import open_files
 from fastdeploy.models.fused_experts import FusedExpertsSource, has_fused_experts
 from fastdeploy.models.mtp_source import mtp_tensor_names
+from fastdeploy.models.own_codes import packed_form
 from fastdeploy.models.packed_store import NoTensors, PackedReader, Progress
 from fastdeploy.models.paddle_layout import Layout, PaddleSource, find_layout, name_prefix, renamed
 from fastdeploy.models.registry import find_architecture
@@ -32,7 +33,7 @@ from fastdeploy.models.weights import (
     load_weights,
 )
 from fastdeploy.ops.linear import PackedLinear
-from fastdeploy.ops.quantized_form import QuantizedForm
+from fastdeploy.ops.quantized_form import FORMS, QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 logger = logging.getLogger("fastdeploy.models")
@@ -109,8 +110,10 @@ def load_head(config: ModelConfig, load_choices: str, quantization: str) -> Pack
 
 def head_form(config: ModelConfig, load_choices: str, quantization: str) -> QuantizedForm | None:
     """Return the form in which `load_head` packs a head."""
+    if not config.own_codes or config.packed is not None:
+        return FORMS.get(quantization)
     loader, name = _head_loader(config, load_choices)
-    return loader.form("", [name], quantization)
+    return packed_form([loader.source.form(name)], quantization)
 
 
 def _head_loader(config: ModelConfig, load_choices: str) -> tuple[WeightLoader, str]:

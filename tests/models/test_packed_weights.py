@@ -164,8 +164,9 @@ def test_the_fingerprint_is_that_of_the_model_that_was_packed(packed: Path, kv_c
         load(folder, EIGHT_BITS, dtype="bfloat16", kv_cache_dtype=kv_cache_dtype)
         for folder in (GOLDEN / "qwen3", packed)
     )
-    expected = make_fingerprint(EngineConfig(model="qwen3", quantization=EIGHT_BITS), plain.config, plain.key_balance)
-    assert make_fingerprint(EngineConfig(model="packed"), mapped.config, mapped.key_balance) == expected
+    config = EngineConfig(model="qwen3", quantization=EIGHT_BITS)
+    expected = make_fingerprint(config, plain.config, plain.key_balance, plain.forms)
+    assert make_fingerprint(EngineConfig(model="packed"), mapped.config, mapped.key_balance, mapped.forms) == expected
     assert ("balanced_keys" in expected) == (kv_cache_dtype == "int8")
 
 
