@@ -11,22 +11,12 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.split_patterns import CONTRACTIONS, words_pattern
 
 VOCAB_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 _GPT2, _QWEN2 = "gpt2", "qwen2"
 _SPLITS_BY_CLASS = {"GPT2Tokenizer": _GPT2, "GPTTokenizer": _GPT2, "Qwen2Tokenizer": _QWEN2}
 _SPLITS_BY_MODEL_TYPE = {"gpt2": _GPT2, "qwen2": _QWEN2, "qwen3": _QWEN2}
-_QWEN2_PATTERN = "|".join(
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
 
 
 def find_split(config: Mapping[str, Any], model_type: str) -> str | None:
@@ -56,7 +46,7 @@ def build_byte_level(folder: Path, split: str, config: Mapping[str, Any]) -> tok
     add_prefix_space = bool(config.get("add_prefix_space", False))
     if split == _QWEN2:
         backend.normalizer = normalizers.NFC()
-        split_words = pre_tokenizers.Split(Regex(_QWEN2_PATTERN), behavior="isolated")
+        split_words = pre_tokenizers.Split(Regex(words_pattern(CONTRACTIONS)), behavior="isolated")
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([split_words, to_bytes])
     else:

@@ -13,20 +13,10 @@ from enum import IntEnum
 from pathlib import Path
 
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.pieces import PieceKind
 
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
-class PieceKind(IntEnum):
-    """The type of a piece."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 class Algorithm(IntEnum):

@@ -12,7 +12,8 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.detokenize.sentencepiece_model import Algorithm, PieceKind, SentencePieceModel, read_sentencepiece
+from fastdeploy.core.pieces import PieceKind, rank_merges
+from fastdeploy.detokenize.sentencepiece_model import Algorithm, SentencePieceModel, read_sentencepiece
 
 SPACE = "\u2581"
 _MANY = 1 << 31  # no limit
@@ -67,19 +68,8 @@ def _bpe(model: SentencePieceModel) -> models.BPE:
 
 
 def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
-    """Return the pairs of pieces whose concatenation is a piece, ordered by the score of that piece.
-
-    SentencePiece merges the pair with the best score first; `tokenizers` uses the order of a list of merges.
-    """
     kinds = (PieceKind.NORMAL, PieceKind.USER_DEFINED)
-    ids = {piece.text: token_id for token_id, piece in enumerate(model.pieces) if piece.kind in kinds}
-    ranked = []
-    for text, token_id in ids.items():
-        for i in range(1, len(text)):
-            left, right = ids.get(text[:i]), ids.get(text[i:])
-            if left is not None and right is not None:
-                ranked.append((-model.pieces[token_id].score, token_id, left, right))
-    return [(model.pieces[left].text, model.pieces[right].text) for _, _, left, right in sorted(ranked)]
+    return rank_merges({piece.text: piece.score for piece in model.pieces if piece.kind in kinds})
 
 
 def _unigram(model: SentencePieceModel) -> models.Unigram:

@@ -15,8 +15,9 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.pieces import PieceKind
 from fastdeploy.detokenize.incremental import IncrementalDetokenizer
-from fastdeploy.detokenize.sentencepiece_model import Algorithm, PieceKind, read_sentencepiece
+from fastdeploy.detokenize.sentencepiece_model import Algorithm, read_sentencepiece
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from tests.detokenize.tokenizers_for_tests import CORPUS
 
