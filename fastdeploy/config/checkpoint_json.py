@@ -7,6 +7,7 @@ A checkpoint is made by others. Whatever its files hold, they are read or refuse
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from fastdeploy.config.flag import Flag, integer, number, switch
 from fastdeploy.core.errors import ConfigError
 
 _INT32_MAX = 2**31 - 1
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKEN_IDS = Flag(
     "json",
     "a token id or a list of them",
@@ -113,7 +115,7 @@ def read_json_object(file: Path, field: str) -> dict[str, Any] | None:
     try:
         content = file.read_text(encoding="utf-8")
         value = json.loads(content)
-        if "\\u" in content:  # an escape may be half of a pair, which is no text
+        if _SURROGATE.search(content):  # the escape may be half of a pair, which is no text
             json.dumps(value, ensure_ascii=False).encode()
     except FileNotFoundError:
         return None

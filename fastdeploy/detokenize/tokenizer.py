@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Tokenizer:
 
     Attributes:
         vocab_size: the largest id plus one; larger ids are never sampled.
+        max_token_length: of the longest token, in bytes if `is_byte_level`, otherwise in characters.
         special_ids: ids of special tokens, which `decode` can skip.
         special_tokens: name, such as `bos_token`, -> text.
         eos_token_id: id of the EOS token, or None.
@@ -65,11 +66,13 @@ class Tokenizer:
         self._backend = backend
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.max_token_length = max(map(len, vocab), default=1)
         self.special_tokens = dict(special_tokens or {})
         self.special_ids = _special_ids(backend)
         eos = self.special_tokens.get("eos_token")
         self.eos_token_id: int | None = backend.token_to_id(eos) if eos is not None else None
-        self.is_byte_level = _is_byte_level(json.loads(backend.to_str()).get("decoder"))
+        decoder = backend.decoder
+        self.is_byte_level = decoder is not None and _is_byte_level(json.loads(decoder.__getstate__()))
         templates = {DEFAULT: chat_template} if isinstance(chat_template, str) else chat_template or {}
         self.chat_templates = ChatTemplates(templates, self.special_tokens)
         self._token_bytes: dict[int, bytes] = {}
@@ -128,11 +131,6 @@ class Tokenizer:
         """
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
-
-    @cached_property
-    def max_token_length(self) -> int:
-        """Length of the longest token, in bytes if `is_byte_level`, otherwise in characters."""
-        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def max_text_length(self, max_tokens: int) -> int:
         """Return the maximum length, in characters, of a text that should have at most `max_tokens` tokens.
@@ -291,9 +289,7 @@ def _special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
     return frozenset(token_id for token_id, token in added.items() if is_skipped(token_id, token))
 
 
-def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
-    if decoder is None:
-        return False
+def _is_byte_level(decoder: Mapping[str, Any]) -> bool:
     if decoder.get("type") == "Sequence":
         parts = decoder.get("decoders", [])
         return len(parts) == 1 and _is_byte_level(parts[0])
