@@ -3,9 +3,11 @@
 
 The law is that texts get the ids that llama.cpp gives them. Where it differs from the original tokenizer, its way is
 followed, since the file is what its users have compared: byte-level tokenizers do not normalize text (Qwen's original
-does, to NFC), and SentencePiece's rules for normalization are not applied. What `tokenizers` cannot do alike: of
-special tokens that overlap in a text, llama.cpp finds the longest first, `tokenizers` the leftmost; and of merges with
-equal scores llama.cpp makes the leftmost first.
+does, to NFC), and SentencePiece's rules for normalization are not applied.
+
+What is different: of special tokens that overlap in a text, llama.cpp finds the longest first, `tokenizers` the
+leftmost. Of merges with equal scores llama.cpp makes the leftmost first. Characters that Unicode 16 added are symbols
+for llama.cpp. And pieces are never merged to a control token, so that a text without special tokens cannot have one.
 """
 
 from __future__ import annotations
