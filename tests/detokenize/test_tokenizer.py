@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,40 @@ def test_folder_gives_special_tokens_and_vocabulary(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == byte_level_backend().token_to_id("<think> now") + 1, "added tokens count"
     assert tokenizer.is_byte_level
     assert tokenizer.decode(tokenizer.encode("héllo 🙂</s>")) == "héllo 🙂"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r'{"chat_template": "\ud83D\uDe42 \\ud800 \u00e9"}', "\U0001f642 \\ud800 é"),
+        (r'{"chat_template": "a\ud83d"}', None),
+        (r'{"chat_template": "\uDE42b"}', None),
+    ],
+)
+def test_half_of_a_pair_in_a_file_is_refused(text: str, expected: str | None, tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    if expected is not None:
+        assert Tokenizer.from_pretrained(tmp_path).chat_templates.templates["default"] == expected
+        return
+    with pytest.raises(ConfigError, match=r"cannot read .*surrogates not allowed"):
+        Tokenizer.from_pretrained(tmp_path)
+
+
+def test_reading_a_tokenizer_does_not_write_it_again() -> None:
+    """To serialize one of 150,000 tokens and parse that takes 0.4 s, which each process of a server would wait."""
+
+    class Unserializable:
+        def __init__(self) -> None:
+            self.backend = byte_level_backend()
+
+        def __getattr__(self, name: str) -> Any:
+            assert name != "to_str"
+            return getattr(self.backend, name)
+
+    tokenizer = Tokenizer(Unserializable())  # type: ignore[arg-type]
+    assert tokenizer.is_byte_level
+    assert tokenizer.max_token_length == max(map(len, byte_level_backend().get_vocab()))
 
 
 def test_truncation_in_the_file_is_disabled(tmp_path: Path) -> None:
