@@ -5,9 +5,8 @@
 //   kValues, kBytes   values and bytes of a block
 //   kGroup            consecutive values that share a scale
 //   kHasMinimum       whether a value is code * scale + minimum instead of code * scale; codes are then 0 and above
-//   decode            writes the codes of a block, in order, and the scales and minimums of its groups; each of these
-//   is
-//                     an fp32 product, rounded once, where the file stores factors of it
+//   decode            writes the codes of a block, in order, and the scales and minimums of its groups: where the file
+//                     stores factors, their product in fp32
 //   has_bad_scale     whether a value of the block can be NaN or infinite
 #pragma once
 
