@@ -30,6 +30,7 @@ from fastdeploy.gguf.tokenizer_config import end_token_ids, make_tokenizer_confi
 
 logger = logging.getLogger(__name__)
 VERSION = 1  # of what is derived; a change makes new folders
+_NO_TOKENIZER = ("no_vocab", "none")  # of models that are used with token ids alone
 _DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -92,19 +93,19 @@ def _contents(file: GGUFFile) -> Mapping[str, Mapping[str, Any]]:
         config = {**config, "quantization_config": {"quant_method": GGUF}}
     elif matrices and set(matrices) <= set(_DTYPES) and len(set(matrices)) == 1:
         config = {**config, "torch_dtype": _DTYPES[matrices[0]]}
-    generation = make_generation_config(metadata, where)
-    if ends := end_token_ids(metadata, where):
-        generation = {**generation, "eos_token_id": ends}
+    generation, tokenizer = make_generation_config(metadata, where), {}
+    if metadata.get("tokenizer.ggml.model") not in _NO_TOKENIZER:
+        tokenizer = {
+            "tokenizer.json": make_tokenizer_json(metadata, where),
+            "tokenizer_config.json": make_tokenizer_config(metadata, where),
+        }
+        if ends := end_token_ids(metadata, where):
+            generation = {**generation, "eos_token_id": ends}
     try:
         parse_model_config(config, generation)
     except ConfigError as error:
         raise ConfigError(error.field, f"{where}: {error.message}") from None
-    return {
-        "config.json": config,
-        "generation_config.json": generation,
-        "tokenizer.json": make_tokenizer_json(metadata, where),
-        "tokenizer_config.json": make_tokenizer_config(metadata, where),
-    }
+    return {"config.json": config, "generation_config.json": generation, **tokenizer}
 
 
 def _write(folder: Path, file: GGUFFile, contents: Mapping[str, Mapping[str, Any]]) -> None:
