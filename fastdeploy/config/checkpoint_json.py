@@ -35,6 +35,12 @@ _NAMED_TOKENS = Flag(
 _TOKENS_OR_NAMED_TOKENS = Flag(
     "json", "a list or an object of tokens", lambda value: _TOKENS.is_valid(value) or _NAMED_TOKENS.is_valid(value)
 )
+_FACTOR = number(1e-6, 1e6)
+_FACTORS = Flag(
+    "json",
+    "a list of numbers in [1e-06, 1000000.0]",
+    lambda value: isinstance(value, list) and all(map(_FACTOR.is_valid, value)),
+)
 _TEXT_OR_LIST = Flag("json", "a string or a list", lambda value: isinstance(value, (str, list)))
 
 MODEL_KEYS: Mapping[str, Flag] = {
@@ -83,6 +89,7 @@ ROPE_KEYS: Mapping[str, Flag] = {
     "attention_factor": number(1e-6, 1e6),
     "mscale": number(0.0, 1e6),
     "mscale_all_dim": number(0.0, 1e6),
+    "freq_factors": _FACTORS,
 }
 """The same for the object that holds the settings of rotary embeddings."""
 

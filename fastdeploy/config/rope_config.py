@@ -12,7 +12,7 @@ from fastdeploy.config.checkpoint_json import ROPE_KEYS, check_values
 from fastdeploy.config.family_defaults import FamilyDefaults
 from fastdeploy.core.errors import ConfigError
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "freq_factors"]
 SUPPORTED_ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 _PADDLENLP_KINDS = {"dynamic_ntk": "dynamic", "ntk": "default"}  # ntk: with a larger base
 
@@ -32,6 +32,7 @@ class RopeConfig:
         beta_fast, beta_slow: yarn's band, in rotations within the original context.
         truncate: yarn rounds its band to whole dimensions.
         attention_factor: yarn's multiplier of cosines and sines; 1 for other kinds.
+        freq_factors: divisor of each inverse frequency, for kind freq_factors.
     """
 
     kind: RopeKind
@@ -46,6 +47,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    freq_factors: tuple[float, ...] = ()
 
     @property
     def max_context_len(self) -> int:
@@ -90,8 +92,9 @@ def parse_rope(
         raise ConfigError("rope_scaling", "a larger base needs more than two rotated dimensions")
     if is_ntk:
         return _ntk_rope(base, rotary_dim, max_position_embeddings, _factor(params, "ntk", 1.0))
-    if kind == "default":
-        return RopeConfig(kind, base, rotary_dim, max_position_embeddings)
+    freq_factors = _freq_factors(params, kind, rotary_dim)
+    if kind in ("default", "freq_factors"):
+        return RopeConfig(kind, base, rotary_dim, max_position_embeddings, freq_factors=freq_factors)
     original = _first(
         raw.get("original_max_position_embeddings"),
         params.get("original_max_position_embeddings"),
@@ -123,6 +126,22 @@ def _rotary_dim(head_dim: int, partial: float) -> int:
             "partial_rotary_factor", f"{partial} of head_dim {head_dim} is not an even number of dimensions"
         )
     return rotary_dim
+
+
+def _freq_factors(params: Mapping[str, Any], kind: RopeKind, rotary_dim: int) -> tuple[float, ...]:
+    """Return the divisor of each inverse frequency, which only kind freq_factors has.
+
+    The key and the kind are our own, for GGUF files: these store the factors that llama3 computes instead of its keys.
+    """
+    factors = params.get("freq_factors")
+    if (factors is not None) != (kind == "freq_factors"):
+        problem = "needs the list 'freq_factors'" if factors is None else "has no 'freq_factors'"
+        raise ConfigError("rope_scaling", f"rope type '{kind}' {problem}")
+    factors = factors or ()
+    if kind == "freq_factors" and len(factors) != rotary_dim // 2:
+        expected = f"{rotary_dim // 2} freq_factors for {rotary_dim} rotated dimensions"
+        raise ConfigError("rope_scaling", f"expected {expected}, got {len(factors)}")
+    return tuple(map(float, factors))
 
 
 def _first(*values: Any) -> Any:

@@ -2,7 +2,8 @@
 """Rotary position embedding: the table of cosines and sines.
 
 Sources: Su et al. 2021 (RoFormer), and what model families publish for each `rope_type` of config.json: linear
-interpolation, dynamic NTK-aware scaling, the frequency bands of Llama 3.1, YaRN (Peng et al. 2023).
+interpolation, dynamic NTK-aware scaling, the frequency bands of Llama 3.1, YaRN (Peng et al. 2023); and GGUF's factors
+per frequency.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def inverse_frequencies(rope: RopeConfig, max_model_len: int) -> NDArray[np.floa
         return _llama3(plain, rope)
     if rope.kind == "yarn":
         return _yarn(plain, rope)
+    if rope.kind == "freq_factors":
+        return plain / np.asarray(rope.freq_factors, np.float64)
     return plain
 
 

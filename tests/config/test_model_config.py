@@ -43,6 +43,7 @@ def refusal(**changes: Any) -> ConfigError:
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 16}
+BAD_FACTORS = (0.0, -1.0, float("nan"), float("inf"), True, "1", None)
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
 
 
@@ -160,6 +161,35 @@ def test_rope_per_layer_type_is_refused(kinds: list[str]) -> None:
 )
 def test_incomplete_rope_rules_name_the_missing_value(values: dict[str, Any], culprit: str) -> None:
     assert culprit in refusal(rope_scaling=values).message
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"rope_type": "freq_factors"}, "needs the list 'freq_factors'"),
+        ({"rope_type": "freq_factors", "freq_factors": [1.0] * 7}, "expected 8 freq_factors"),
+        ({"rope_type": "freq_factors", "freq_factors": [1.0] * 9}, "expected 8 freq_factors"),
+        ({"rope_type": "freq_factors", "freq_factors": []}, "expected 8 freq_factors"),
+        ({"rope_type": "freq_factors", "freq_factors": 2.0}, "a list of numbers"),
+        *(
+            ({"rope_type": "freq_factors", "freq_factors": [1.0] * 7 + [bad]}, "a list of numbers")
+            for bad in BAD_FACTORS
+        ),
+        ({"rope_type": "default", "freq_factors": [1.0] * 8}, "rope type 'default' has no 'freq_factors'"),
+        ({"freq_factors": [1.0] * 8}, "rope type 'default' has no 'freq_factors'"),
+        ({"rope_type": "llama3", **LLAMA3, "freq_factors": [1.0] * 8}, "rope type 'llama3' has no 'freq_factors'"),
+        ({"rope_type": "linear", "factor": 2.0, "freq_factors": []}, "rope type 'linear' has no 'freq_factors'"),
+    ],
+)
+def test_factors_of_frequencies_that_are_not_valid_are_refused(values: dict[str, Any], problem: str) -> None:
+    assert problem in refusal(rope_parameters=values).message
+
+
+def test_factors_of_frequencies_leave_the_context_as_it_is() -> None:
+    factors = [1.0, 1.0, 2.0, 4.0, 8.0, 8, 8, 8.0]
+    config = parse(rope_parameters={"rope_type": "freq_factors", "rope_theta": 5000.0, "freq_factors": factors})
+    assert (config.rope.kind, config.rope.freq_factors) == ("freq_factors", tuple(factors))
+    assert config.max_context_len == config.max_position_embeddings
 
 
 @pytest.mark.parametrize(

@@ -62,3 +62,22 @@ def test_dynamic_base_follows_max_model_len_beyond_the_pretraining_length() -> N
     plain = RopeConfig("default", 10000.0, 64, 2048)
     np.testing.assert_array_equal(inverse_frequencies(rope, 100), inverse_frequencies(plain, 100))
     assert (inverse_frequencies(rope, 4096)[1:] < inverse_frequencies(rope, 2048)[1:]).all()
+
+
+def test_frequencies_are_divided_by_their_factors() -> None:
+    plain = RopeConfig("default", 10000.0, 8, 64)
+    scaled = RopeConfig("freq_factors", 10000.0, 8, 64, freq_factors=(1.0, 1.5, 3.0, 8.0))
+    found = inverse_frequencies(scaled, 64)
+    np.testing.assert_allclose(found, inverse_frequencies(plain, 64) / [1.0, 1.5, 3.0, 8.0], rtol=1e-15)
+    np.testing.assert_allclose(found, [1.0, 0.1 / 1.5, 0.01 / 3.0, 0.001 / 8.0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama32"])
+def test_factors_that_llama_cpp_stores_for_llama3_give_the_frequencies_of_transformers(name: str) -> None:
+    llama3 = setting(name)
+    exponents = np.arange(0, HEAD_DIM, 2, dtype=np.float32) / np.float32(HEAD_DIM)
+    rotations = llama3.original_max_positions / (2.0 * np.pi) / np.float32(llama3.theta) ** exponents
+    smooth = np.clip((rotations - llama3.low_freq_factor) / (llama3.high_freq_factor - llama3.low_freq_factor), 0, 1)
+    factors = (1.0 / ((1.0 - smooth) / llama3.factor + smooth)).astype(np.float32)
+    scaled = RopeConfig("freq_factors", llama3.theta, HEAD_DIM, CONTEXT, freq_factors=tuple(map(float, factors)))
+    np.testing.assert_allclose(inverse_frequencies(scaled, CONTEXT), TABLES[f"{name}.inv_freq"], rtol=2e-6)
