@@ -82,6 +82,11 @@ def _sizes(keys: ArchitectureKeys, family: Family, tensors: Tensors) -> dict[str
     head_dim = keys.size("attention.key_length", max(1, hidden_size // num_heads))
     keys.expect("attention.value_length", head_dim, "the size of keys")
     keys.expect("embedding_length_out", hidden_size, "embedding_length")
+    num_kv_heads = keys.size("attention.head_count_kv", num_heads)
+    intermediate_size = keys.size("feed_forward_length")
+    _check_rows(keys, tensors, "attention.head_count", num_heads * head_dim, "blk.0.attn_q.weight")
+    _check_rows(keys, tensors, "attention.head_count_kv", num_kv_heads * head_dim, "blk.0.attn_k.weight")
+    _check_rows(keys, tensors, "feed_forward_length", intermediate_size, "blk.0.ffn_gate.weight")
     num_layers, num_nextn = keys.size("block_count", high=_MAX_LAYERS), 0
     if family.has_nextn_layers:
         num_nextn = keys.size("nextn_predict_layers", 0, low=0)
@@ -92,14 +97,20 @@ def _sizes(keys: ArchitectureKeys, family: Family, tensors: Tensors) -> dict[str
             num_nextn = 0  # the layers for multi-token prediction were left out
     return {
         "hidden_size": hidden_size,
-        "intermediate_size": keys.size("feed_forward_length"),
+        "intermediate_size": intermediate_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": keys.size("attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": keys.size("context_length"),
         **({"num_nextn_predict_layers": num_nextn} if family.has_nextn_layers else {}),
     }
+
+
+def _check_rows(keys: ArchitectureKeys, tensors: Tensors, key: str, num_rows: int, name: str) -> None:
+    """Refuse a size with which a tensor of the first layer has another number of rows; a missing one is said later."""
+    if name in tensors and tensors[name].shape[0] != num_rows:
+        raise keys.refuse(key, f"{name} has {tensors[name].shape[0]} rows, expected {num_rows}")
 
 
 def _vocab_size(metadata: Mapping[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> int:
@@ -107,8 +118,9 @@ def _vocab_size(metadata: Mapping[str, Any], keys: ArchitectureKeys, tensors: Te
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ConfigError(FIELD, f"{keys.where}: has no matrix token_embd.weight")
-    num_rows = embedding.shape[0]
+    num_rows, num_columns = embedding.shape
     keys.expect("vocab_size", num_rows, "token_embd.weight")
+    keys.expect("embedding_length", num_columns, "token_embd.weight")
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     if not isinstance(tokens, list) or len(tokens) > num_rows:
         found = f"{len(tokens)} tokens" if isinstance(tokens, list) else f"{tokens!r:.80}"

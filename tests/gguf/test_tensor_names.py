@@ -18,9 +18,8 @@ from fastdeploy.gguf.tensor_names import TensorPlace, tensor_names
 from fastdeploy.models.mtp_forms import find_forms
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weights import expected_shapes
-from tests.gguf.gguf_files import NAMES, gguf_path
+from tests.gguf.gguf_files import NAMES, WHERE, gguf_path
 
-WHERE = "folder/model.gguf"
 Tensors = dict[str, GGUFTensor]
 
 
