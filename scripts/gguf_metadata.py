@@ -88,16 +88,17 @@ def write_tokenizer(writer: GGUFWriter, name: str, config: Any) -> None:
 
 
 def _write_bytes(writer: GGUFWriter, pre: str, vocab_size: int) -> None:
-    """Write a token per byte, merges, and two control tokens; as many as there is room for."""
+    """Write a token per byte, merges, and two control tokens; fewer bytes and one merge in a small vocabulary."""
+    merges = MERGES if vocab_size > 256 else MERGES[1:2]
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     texts = [chr(byte) for byte in printable] + [chr(256 + index) for index in range(len(others))]
-    texts = [*texts, *(merge.replace(" ", "") for merge in MERGES)][: vocab_size - 2]
+    texts = [*texts[: vocab_size - 2 - len(merges)], *(merge.replace(" ", "") for merge in merges)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([*texts, "<|begin|>", "<|end|>"])
     writer.add_token_types([TokenType.NORMAL] * len(texts) + [TokenType.CONTROL] * 2)
-    writer.add_token_merges(list(MERGES) if vocab_size > 256 else [MERGES[1]])
+    writer.add_token_merges(list(merges))
     writer.add_bos_token_id(vocab_size - 2)
     writer.add_eos_token_id(vocab_size - 1)
 
