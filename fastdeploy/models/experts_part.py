@@ -78,7 +78,7 @@ class ExpertsWeights:
             return None
         gate_up, down = self.shared
         activated = buffers.scratch("shared expert", gate_up.out_features)
-        if form_of(gate_up) == form_of(self.gate_up):
+        if (form_of(gate_up), form_of(down)) == (form_of(self.gate_up), form_of(self.down)):
             return SharedExpert(gate_up, down, activated)
         return SharedExpert(gate_up, down, activated, buffers.scratch("summed", down.out_features, dtype="float32"))
 
