@@ -161,6 +161,23 @@ def test_leading_dimensions_of_one_may_be_there_or_not() -> None:
     assert places("ernie4_5_moe_groups", edit) == places("ernie4_5_moe_groups")
 
 
+@pytest.mark.parametrize(("kinds", "interval", "last"), [("dsd", 1, 1), ("dsds", 2, 3), ("dss", 1, 2)])
+def test_layers_with_experts_of_ernie_are_those_that_have_a_router(kinds: str, interval: int, last: int) -> None:
+    file = GGUFFile.open(gguf_path("ernie4_5_moe_groups"))  # its layers are a dense and a sparse one
+    tensors = {name: tensor for name, tensor in file.tensors.items() if not name.startswith("blk.")}
+    for index, kind in enumerate(kinds):
+        block = f"blk.{'ds'.index(kind)}."
+        for name, tensor in file.tensors.items():
+            if name.startswith(block):
+                tensors[f"blk.{index}.{name.removeprefix(block)}"] = tensor
+    metadata = dict(file.metadata)
+    metadata |= {"ernie4_5-moe.block_count": len(kinds), "ernie4_5-moe.interleave_moe_layer_step": interval}
+    config = make_config_json(metadata, tensors, WHERE)
+    assert config["moe_layer_end_index"] == last
+    names = tensor_names(config, tensors, WHERE)
+    assert [f"model.layers.{i}.mlp.gate.weight" in names for i in range(len(kinds))] == [kind == "s" for kind in kinds]
+
+
 def test_long_lists_of_names_are_cut() -> None:
     problem = refusal("llama_rare", lambda tensors: tensors.clear())
     assert "29 missing (token_embd.weight" in problem and problem.endswith(", and 5 more)")
