@@ -7,11 +7,13 @@ that stands for the same fp32 number is taken: 9.99999975e-06 is 1e-05.
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.gguf.header import shown
 
 FIELD = "model"  # of errors: the flag that names the file
 ARCHITECTURE = "general.architecture"
@@ -103,7 +105,7 @@ class ArchitectureKeys:
 
     def error(self, key: str, problem: str) -> ConfigError:
         """Return the error that names a key, given with its namespace, and the file."""
-        return ConfigError(FIELD, f"{self.where}: metadata {key}: {problem}")
+        return ConfigError(FIELD, f"{self.where}: metadata {shown(key)}: {problem}")
 
     def refuse(self, key: str, problem: str) -> ConfigError:
         """Return the error that names a key of the architecture and the file."""
@@ -212,4 +214,4 @@ def metadata_notes(metadata: Mapping[str, Any]) -> Iterator[str]:
         name = key.removeprefix(_SAMPLING)
         is_ours = key.startswith((f"{architecture}.", *_OWN_NAMESPACES))
         if not is_ours or (name != key and name not in SAMPLING_KEYS):
-            yield f"metadata {key:.80} {value!r:.80} has no effect"
+            yield f"metadata {shown(key)} {reprlib.repr(value)} has no effect"

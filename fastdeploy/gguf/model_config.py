@@ -63,7 +63,7 @@ def make_config_json(metadata: Mapping[str, Any], tensors: Tensors, where: str) 
 def _find_family(keys: ArchitectureKeys) -> Family:
     name, supported = keys.architecture, ", ".join(FAMILIES)
     if name not in FAMILIES:
-        raise keys.error(ARCHITECTURE, f"'{name:.80}' is not supported (supported: {supported})")
+        raise keys.error(ARCHITECTURE, f"{name!r:.80} is not supported (supported: {supported})")
     if name == "llama" and keys.size("expert_count", 0, low=0):
         raise keys.refuse("expert_count", f"Llama with experts (Mixtral) is not supported (supported: {supported})")
     return FAMILIES[name]

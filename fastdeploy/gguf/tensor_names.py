@@ -11,7 +11,7 @@ from fastdeploy.config.experts_config import ExpertsConfig
 from fastdeploy.config.model_config import ModelConfig, parse_model_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.gguf.families import FAMILIES, Family
-from fastdeploy.gguf.header import GGUFTensor
+from fastdeploy.gguf.header import GGUFTensor, shown
 from fastdeploy.gguf.metadata import FIELD
 from fastdeploy.gguf.model_config import FREQ_FACTORS
 
@@ -56,7 +56,7 @@ def tensor_names(config: Mapping[str, Any], tensors: Mapping[str, GGUFTensor], w
     used = {*expected, FREQ_FACTORS} if family.has_freq_factors else set(expected)
     problems = {
         "missing": [name for name in expected if name not in tensors],
-        "unexpected": [name for name in tensors if name not in used],
+        "unexpected": [shown(name) for name in tensors if name not in used],
         "of wrong shape": [
             f"{name} is {list(tensors[name].shape)}, expected {list(shape)}"
             for name, shape in expected.items()

@@ -152,6 +152,14 @@ def test_other_architectures_are_refused_by_name_with_those_that_are_supported(n
     assert refusal("llama_k", **{"general.architecture": name}) == expected
 
 
+def test_names_of_the_file_do_not_break_the_line() -> None:
+    assert refusal("llama_k", **{"a\nb": 1}) == r"metadata 'llama.a\nb': is not known and may change results, got 1"
+    assert refusal("llama_k", **{"general.architecture": "a\nb"}).startswith(
+        r"metadata general.architecture: 'a\nb' is not supported"
+    )
+    assert len(refusal("llama_k", **{"x" * 9999: "y" * 9999})) < 300
+
+
 def test_heads_that_the_kernels_do_not_take_are_refused() -> None:
     for size, problem in ((7, "head_dim: expected an even number up to 256, got 7"), (512, "got 512")):
         with pytest.raises(ConfigError, match=problem):

@@ -136,6 +136,11 @@ def test_surplus_tensors_are_refused_by_name(name: str) -> None:
     assert refusal("llama_k", edit) == f"1 unexpected ({name})"
 
 
+def test_names_of_tensors_do_not_break_the_line() -> None:
+    norm = GGUFFile.open(gguf_path("llama_k")).tensors["output_norm.weight"]
+    assert refusal("llama_k", lambda tensors: tensors.update({"a\nb": norm})) == r"1 unexpected ('a\nb')"
+
+
 def test_factors_of_frequencies_are_surplus_where_the_family_has_none() -> None:
     factors = GGUFFile.open(gguf_path("llama_k")).tensors["rope_freqs.weight"]
     assert "rope_freqs" in refusal("qwen2_k", lambda tensors: tensors.update({"rope_freqs.weight": factors}))
