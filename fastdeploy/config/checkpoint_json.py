@@ -16,6 +16,7 @@ from typing import Any
 from fastdeploy.config.flag import Flag, integer, number, switch
 from fastdeploy.core.errors import ConfigError
 
+GGUF_NOTES = "gguf_notes"  # lines about metadata without effect, in a config.json that was made from a GGUF file
 _INT32_MAX = 2**31 - 1
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKEN_IDS = Flag(
@@ -71,6 +72,7 @@ MODEL_KEYS: Mapping[str, Flag] = {
     "use_bias": switch(),
     "use_qk_norm": switch(),
     "eos_token_id": _TOKEN_IDS,
+    GGUF_NOTES: _STRINGS,
 }
 """Keys of config.json that are used, and their values; the largest sizes are far above those of any model."""
 

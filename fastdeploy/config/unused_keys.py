@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fastdeploy.config.checkpoint_json import GGUF_NOTES
 from fastdeploy.config.experts_config import KEYS_OF_SIZES
 from fastdeploy.config.family_defaults import TRANSFORMERS
 
@@ -29,3 +30,4 @@ def unused_keys(raw: Mapping[str, Any], architecture: str, theta: float, where: 
         for key in others:
             if None not in (raw.get(used), raw.get(key)) and raw[used] != raw[key]:
                 yield f"{where}{key} {raw[key]} has no effect beside {used} {raw[used]}"
+    yield from raw.get(GGUF_NOTES) or ()

@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.checkpoint_json import GGUF_NOTES
 from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import parse_model_config
 from fastdeploy.config.quantization import GGUF
@@ -24,6 +25,7 @@ from fastdeploy.config.weight_files import GGUF_STEM, find_linked_gguf
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.ggml_types import PLAIN_TYPES
 from fastdeploy.gguf.file import GGUFFile, part_name
+from fastdeploy.gguf.metadata import metadata_notes
 from fastdeploy.gguf.model_config import make_config_json, make_generation_config
 from fastdeploy.gguf.tokenizer import make_tokenizer_json
 from fastdeploy.gguf.tokenizer_config import end_token_ids, make_tokenizer_config
@@ -93,6 +95,8 @@ def _contents(file: GGUFFile) -> Mapping[str, Mapping[str, Any]]:
         config = {**config, "quantization_config": {"quant_method": GGUF}}
     elif matrices and set(matrices) <= set(_DTYPES) and len(set(matrices)) == 1:
         config = {**config, "torch_dtype": _DTYPES[matrices[0]]}
+    if notes := [f"{where}: {note}" for note in metadata_notes(metadata)]:
+        config = {**config, GGUF_NOTES: notes}
     generation, tokenizer = make_generation_config(metadata, where), {}
     if metadata.get("tokenizer.ggml.model") not in _NO_TOKENIZER:
         tokenizer = {

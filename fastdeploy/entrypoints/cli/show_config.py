@@ -15,6 +15,7 @@ from fastdeploy.config.env import API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE,
 from fastdeploy.config.flag import CLUSTER
 from fastdeploy.config.flags import HONOURED_FLAGS, Flag
 from fastdeploy.config.model_config import ModelConfig, local_model_path
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.redis_url import MASK
 from fastdeploy.config.resolve_flags import COMMAND_LINE, errors_name_the_origin
 from fastdeploy.core.errors import ConfigError
@@ -67,11 +68,21 @@ def with_known_model(args: ServeArgs) -> ServeArgs:
         context = engine.choose_context(model)
         model.weight_formats(engine.quantization)
     formats = engine.quantization if engine.quantization.is_given else model.quantization
-    notes = (*args.notes, *model.notes)
+    notes = (*args.notes, *model.notes, *_describe_codes(model, engine.quantization))
     if engine.max_model_len == "auto":
         most = f"context {context.num_tokens} of the model's {model.max_context_len}"
         notes = (*notes, f"{most}, unless the KV cache or a draft model holds less")
     return replace(args, engine=replace(engine, quantization=formats), notes=notes)
+
+
+def _describe_codes(model: ModelConfig, quantization: QuantizationConfig) -> list[str]:
+    """Return a line for each kind of weight of a GGUF file, its types, and what becomes of them."""
+    if not model.gguf or not model.own_codes:
+        return []
+    from fastdeploy.models.weight_report import summarize, tabulate, weight_fates  # imports Paddle
+
+    fates = weight_fates(model, model.weight_formats(quantization))
+    return [f"{model.name}: {summarize(fates)}", *tabulate(fates)]
 
 
 def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:
