@@ -193,7 +193,7 @@ def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
     engine = {"model": "", **_section("engine", values)}
     if not engine["model"]:
         with problems.collecting():
-            raise ConfigError("model", "is missing; give a directory, or `demo` for the demonstration model")
+            raise ConfigError("model", "is missing; give a directory, a GGUF file, `smollm2` or `demo`")
     if "device" in engine:
         engine["device"] = resolve_device(engine["device"])
     builders: dict[str, Callable[[], object]] = {

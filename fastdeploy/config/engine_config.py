@@ -108,9 +108,12 @@ class EngineConfig:
         hands_over: whether it also exchanges KV blocks with them.
     """
 
-    model: Annotated[str, text(help="local directory, hub name, or `demo` for the demonstration model")]
+    model: Annotated[str, text(help="local directory, GGUF file, hub name, `smollm2` (downloaded once) or `demo`")]
     tokenizer: Annotated[str, text(help="directory of the tokenizer (default: the model's)")] = ""
     revision: Annotated[str, text(help="branch, tag or commit of a hub's model (default: the hub's main branch)")] = ""
+    gguf_file: Annotated[
+        str, text(help="GGUF file of a directory or of a hub's model (default: the only one of a directory)")
+    ] = ""
     dtype: Annotated[
         str, choice("auto", "bfloat16", "float32", aliases={"float": "float32"}, refused_values=_HALF, help=_DTYPE_HELP)
     ] = "auto"

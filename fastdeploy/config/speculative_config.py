@@ -127,6 +127,9 @@ class ModelBasedConfig(SpeculativeConfig, frozen=True):
     revision: Annotated[
         str, text("a branch, tag or commit", help="version of a model on a hub (default: its main branch)")
     ] = ""
+    gguf_file: Annotated[
+        str, text("a name", help="GGUF file of a directory or of a model on a hub (default: the only one)")
+    ] = ""
     draft_tensor_parallel_size: Annotated[int | None, integer(1, help="no effect on the CPU")] = None
 
 

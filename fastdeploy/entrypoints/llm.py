@@ -58,7 +58,7 @@ class LLM:
     """A loaded model. Several calls may run at once, in one thread (streams) or in several.
 
     Args:
-        model: local folder, name on a hub, or `demo`.
+        model: local folder, GGUF file, name on a hub, `smollm2` or `demo`.
         chat_template: template for `chat`; by default, the tokenizer's.
         kwargs: engine flags with underscores, such as `speculative_config={...}`, `max_model_len=...` or `seed=...`.
 
@@ -73,7 +73,7 @@ class LLM:
             arm(faults)
         for note in notes:
             logger.warning("%s", note)
-        folder = resolve_model_path(config.model, config.revision)
+        folder = resolve_model_path(config.model, config.revision, gguf_file=config.gguf_file)
         tokenizer_folder = resolve_model_path(config.tokenizer, field="tokenizer") if config.tokenizer else folder
         self.tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
         with device_errors():

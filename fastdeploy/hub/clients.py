@@ -6,8 +6,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.hub.gguf_choice import check_file_name, download_patterns, models_among, named_model, refuse_choice
 
 DEFAULT_REVISIONS = ("", "main", "master", "default")  # names of a hub's default branch
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.vocab", "*.tiktoken", "*.jinja"]
@@ -23,6 +25,7 @@ class Hub:
         module: module of the client's `snapshot_download`.
         name_argument: argument of that function for the name of the repository.
         default_branch: the hub's own name of its default branch.
+        list_files: returns the paths of the files of a repository in a revision.
     """
 
     title: str
@@ -30,6 +33,7 @@ class Hub:
     module: str
     name_argument: str
     default_branch: str
+    list_files: Callable[[str, str], list[str]]
 
     def client(self) -> Callable[..., object]:
         """Return `snapshot_download`; raise ImportError if the client is missing or too old."""
@@ -40,24 +44,56 @@ class Hub:
         return found
 
 
+def _files_of_hugging_face(name: str, revision: str) -> list[str]:
+    return list(importlib.import_module("huggingface_hub").list_repo_files(name, revision=revision))
+
+
+def _files_of_modelscope(name: str, revision: str) -> list[str]:
+    api = importlib.import_module("modelscope.hub.api").HubApi()
+    return [file["Path"] for file in api.get_model_files(name, revision=revision, recursive=True)]
+
+
+def _files_of_ai_studio(name: str, revision: str) -> list[str]:
+    files, _ = importlib.import_module("aistudio_sdk.snapshot_download").get_model_files(name, revision)
+    return [file["path"] for file in files]
+
+
 HUBS = {
-    "HUGGINGFACE": Hub("the Hugging Face hub", "huggingface_hub", "huggingface_hub", "repo_id", "main"),
-    "MODELSCOPE": Hub("ModelScope", "modelscope", "modelscope.hub.snapshot_download", "model_id", "master"),
-    "AISTUDIO": Hub("AI Studio", "aistudio-sdk>=0.3", "aistudio_sdk.snapshot_download", "repo_id", "master"),
+    "HUGGINGFACE": Hub(
+        "the Hugging Face hub", "huggingface_hub", "huggingface_hub", "repo_id", "main", _files_of_hugging_face
+    ),
+    "MODELSCOPE": Hub(
+        "ModelScope",
+        "modelscope",
+        "modelscope.hub.snapshot_download",
+        "model_id",
+        "master",
+        _files_of_modelscope,
+    ),
+    "AISTUDIO": Hub(
+        "AI Studio",
+        "aistudio-sdk>=0.3",
+        "aistudio_sdk.snapshot_download",
+        "repo_id",
+        "master",
+        _files_of_ai_studio,
+    ),
 }
 
 
-def download(name: str, revision: str, source: str, field: str = "model") -> str:
-    """Return the local directory of a hub's repository, after downloading what is missing.
+def download(name: str, revision: str, source: str, field: str = "model", gguf_file: str = "") -> Path:
+    """Return the local directory of a hub's repository, or a GGUF file of it, after downloading what is missing.
 
     Args:
         name: name of the repository, such as `owner/model`.
         revision: branch, tag or commit; empty for the hub's default branch.
         source: key of HUBS.
         field: the flag that gave the name, for errors.
+        gguf_file: path of a GGUF file in the repository, which is then all that is downloaded, with its other parts.
 
     Raises:
-        ConfigError: the source is unknown, its client is not installed, or the download failed.
+        ConfigError: the source is unknown, its client is not installed, the download failed, or the repository has no
+            such file, or only GGUF files and none is chosen.
     """
     if source not in HUBS:
         raise ConfigError("FD_MODEL_SOURCE", f"expected one of {', '.join(HUBS)}, got {source!r}")
@@ -71,8 +107,12 @@ def download(name: str, revision: str, source: str, field: str = "model") -> str
             f"install the hub's client: pip install '{hub.package}'",
         ) from None
     branch = hub.default_branch if revision in DEFAULT_REVISIONS else revision
+    if gguf_file:
+        check_file_name(gguf_file)
+    patterns = download_patterns(gguf_file) if gguf_file else _PATTERNS
     try:
-        return str(snapshot_download(**{hub.name_argument: name}, revision=branch, allow_patterns=_PATTERNS))
+        folder = Path(str(snapshot_download(**{hub.name_argument: name}, revision=branch, allow_patterns=patterns)))
+        files = [] if _has_weights(folder, gguf_file) else hub.list_files(name, branch)
     except Exception as error:  # each client has its own errors for bad names, missing repositories, no network
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
@@ -80,3 +120,13 @@ def download(name: str, revision: str, source: str, field: str = "model") -> str
             f"{name} is not a local directory, and the download of its revision {branch} from {hub.title} "
             f"(FD_MODEL_SOURCE={source}) failed: {reason}",
         ) from None
+    if gguf_file:
+        return named_model(folder, gguf_file, files, name)
+    if models_among(files):
+        refuse_choice(f"{name} has no *.safetensors; choose a GGUF file with --gguf-file", files)
+    return folder
+
+
+def _has_weights(folder: Path, gguf_file: str) -> bool:
+    """Return whether what was to be downloaded is there."""
+    return (folder / gguf_file).is_file() if gguf_file else any(folder.glob("*.safetensors"))

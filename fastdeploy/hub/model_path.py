@@ -8,29 +8,60 @@ from pathlib import Path
 from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import local_model_path
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.gguf.folder import gguf_folder
+from fastdeploy.hub import gguf_choice, smollm2
 from fastdeploy.hub.clients import DEFAULT_REVISIONS, download
 
 
-def resolve_model_path(name: str, revision: str = "", field: str = "model") -> str:
+def resolve_model_path(name: str, revision: str = "", field: str = "model", gguf_file: str = "") -> str:
     """Return the directory of a model: a local one, a demonstration model, or a name on the hub of FD_MODEL_SOURCE.
 
-    Demonstration models are `demo`, `demo/draft` and `demo/moe`.
+    Demonstration models are `demo`, `demo/draft` and `demo/moe`, and `smollm2`, which is downloaded once. That of a
+    GGUF file is a folder in the cache directory with what the file says about the model.
 
     Args:
         revision: branch, tag or commit on the hub; empty for its default branch.
         field: the flag that gave the name, for errors.
+        gguf_file: path of a GGUF file in the directory or repository.
 
     Raises:
         ConfigError: there is no such model, a local model is given a revision, or the hub cannot be reached.
     """
-    path = local_model_path(name)
-    if path is not None:
-        if revision not in DEFAULT_REVISIONS:
-            raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is a local directory")
-        return str(path)
+    path = find_local_model(name, field, gguf_file)
+    if revision not in DEFAULT_REVISIONS and (path is not None or name == smollm2.NAME):
+        kind = "a local directory" if path is not None and path.is_dir() else "a GGUF file"
+        raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is {kind}")
+    if path is None:
+        path = _fetch(name, revision, field, gguf_file)
+    return str(gguf_folder(path) if path.is_file() else path)
+
+
+def find_local_model(name: str, field: str = "model", gguf_file: str = "") -> Path | None:
+    """Return the directory or the GGUF file of a model that is there, or None if it may be downloaded.
+
+    Raises:
+        ConfigError: it is neither there nor a name of something to download, or several GGUF files could be meant.
+    """
+    folder = local_model_path(name)
+    if folder is not None:
+        named = gguf_choice.named_model(folder, gguf_file) if gguf_file else gguf_choice.only_model(folder, field)
+        return named or folder
     path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        raise ConfigError(field, f"{name}: GGUF checkpoints are not supported")
-    if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ConfigError(field, f"{name} is not a directory")
-    return download(name, revision, read_env().model_source, field)
+    is_file = gguf_choice.is_gguf_file(path, field)
+    if gguf_file and (is_file or name == smollm2.NAME):
+        raise ConfigError(gguf_choice.FLAG, f"{name} is a GGUF file itself, got {gguf_file!r}")
+    if is_file:
+        return path
+    if name == smollm2.NAME:
+        return smollm2.SMOLLM2.path if smollm2.SMOLLM2.is_cached else None
+    is_path = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    if path.exists() or is_path or (name.endswith(gguf_choice.SUFFIX) and not gguf_file):
+        raise ConfigError(field, f"{name} is neither a directory nor a GGUF file")
+    return None
+
+
+def _fetch(name: str, revision: str, field: str, gguf_file: str) -> Path:
+    """Return the directory or the GGUF file of a model that is not local, after downloading it."""
+    if name == smollm2.NAME:
+        return smollm2.fetch(smollm2.SMOLLM2, field)
+    return download(name, revision, read_env().model_source, field, gguf_file)

@@ -95,9 +95,9 @@ def test_mtp_has_a_model_and_a_format_of_its_own() -> None:
 
 def test_a_model_alone_is_a_draft_model() -> None:
     given = {"model": "facebook/opt-125m", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 4}
-    config = parse_speculative_config({**given, "revision": "v1", "quantization": "wint8"})
+    config = parse_speculative_config({**given, "revision": "v1", "gguf_file": "a.gguf", "quantization": "wint8"})
     assert (config.method, config.num_speculative_tokens, config.model) == ("draft_model", 5, "facebook/opt-125m")
-    assert (config.revision, config.quantization) == ("v1", "wint8")
+    assert (config.revision, config.gguf_file, config.quantization) == ("v1", "a.gguf", "wint8")
     ranks = "speculative_config.draft_tensor_parallel_size 4 has no effect: on the CPU one rank uses all cores"
     assert config.notes == (ranks,)
 

@@ -58,7 +58,7 @@ def test_a_packed_folder_serves_the_same_text(tmp_path: Path, capsys: pytest.Cap
         (["demo", "OUT"], "--quantization: is missing; none packs the weights as they are"),
         (["demo", "OUT", "-q", "wint5"], "quantization: expected one of none, wint8, .* got 'wint5'"),
         (["demo", "OUT", "-q", "wint8", "--dtype", "float32"], "quantization: wint8 needs dtype bfloat16, got float32"),
-        (["nowhere/at/all", "OUT", "-q", "wint8"], "model: nowhere/at/all is not a directory"),
+        (["nowhere/at/all", "OUT", "-q", "wint8"], "model: nowhere/at/all is neither a directory nor a GGUF file"),
         (["demo", "FULL", "-q", "wint8"], "OUT: .*FULL exists and is not an empty folder"),
         (["demo", "OUT", "-q", "wint8", "--device", "gpu"], "--device: unknown flag"),
     ],

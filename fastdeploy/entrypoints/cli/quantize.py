@@ -27,14 +27,14 @@ DESCRIPTION = (
 def main(arguments: list[str]) -> int:
     """Write the folder, with progress, and print one line about it."""
     parser = CommandParser("quantize", DESCRIPTION, positional="MODEL OUT")
-    parser.add_argument("model", metavar="MODEL", help="local folder, name on a hub, or demo")
+    parser.add_argument("model", metavar="MODEL", help="local folder, GGUF file, name on a hub, smollm2 or demo")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder that does not exist or is empty")
-    for name, short in (("quantization", ["-q"]), ("dtype", []), ("revision", [])):
+    for name, short in (("quantization", ["-q"]), ("dtype", []), ("revision", []), ("gguf_file", [])):
         flag = FLAG_BY_NAME[name]
         parser.add_argument(flag.option, *short, metavar=flag.kind.upper(), help=flag.help.replace("%", "%%"))
     args = parser.parse_own(arguments)
     given = {name: _converted(name, value) for name, value in vars(args).items() if name in FLAG_BY_NAME}
-    path = resolve_model_path(args.model, given["revision"] or "")
+    path = resolve_model_path(args.model, given["revision"] or "", gguf_file=given["gguf_file"] or "")
     config = ModelConfig.from_pretrained(path, dtype=given["dtype"] or "auto", generation_config="none")
     for note in config.notes:
         print(note, file=sys.stderr)

@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from fastdeploy.config.flags import FLAG_BY_NAME
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.cli.parser import CommandParser
@@ -16,7 +17,8 @@ from fastdeploy.hub.model_path import resolve_model_path
 def main(arguments: list[str]) -> int:
     """Print one line of JSON per flag, in the order of the help."""
     parser = CommandParser("tokenizer", "Encode or decode text with a model's tokenizer. Flags can be combined.")
-    parser.add_argument("-m", "--model", required=True, help="local folder, name on a hub, or demo")
+    parser.add_argument("-m", "--model", required=True, help="local folder, GGUF file, name on a hub, smollm2 or demo")
+    parser.add_argument("--gguf-file", default="", help=FLAG_BY_NAME["gguf_file"].help)
     parser.add_argument("-i", "--info", action="store_true", help="print the vocabulary size and the special tokens")
     parser.add_argument("-vs", "--vocab-size", action="store_true", help="print the vocabulary size")
     parser.add_argument("-e", "--encode", metavar="TEXT", help="print the token ids of a text")
@@ -27,7 +29,7 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_own(arguments)
     if not any((args.info, args.vocab_size, args.vocab_export)) and args.encode is None and args.decode is None:
         raise ConfigError("fastdeploy tokenizer", "no action given; see fastdeploy tokenizer --help")
-    tokenizer = Tokenizer.from_pretrained(resolve_model_path(args.model))
+    tokenizer = Tokenizer.from_pretrained(resolve_model_path(args.model, gguf_file=args.gguf_file))
     if args.info:
         print(json.dumps({"vocab_size": tokenizer.vocab_size, "special_tokens": tokenizer.special_tokens}))
     if args.vocab_size:

@@ -58,7 +58,7 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
     _check_certificate(args.server)
     logging.getLogger("fastdeploy.request").disabled = args.server.disable_log_requests
     engine = args.engine
-    folder = resolve_model_path(engine.model, engine.revision)
+    folder = resolve_model_path(engine.model, engine.revision, gguf_file=engine.gguf_file)
     generation_config = "none" if engine.generation_config == "none" else "auto"
     model_config = ModelConfig.from_pretrained(
         folder, dtype=engine.dtype, generation_config=generation_config, reads_weights=False

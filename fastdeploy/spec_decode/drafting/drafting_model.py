@@ -33,7 +33,7 @@ from fastdeploy.worker.model_runner import RunnerConfig
 logger = logging.getLogger("fastdeploy.engine")
 
 SECTION = "speculative_config"
-KEYS_IN_SECTION = ("model", "revision", "quantization")
+KEYS_IN_SECTION = ("model", "revision", "gguf_file", "quantization")
 
 DraftingModel = CausalLM | list[MTPLayer]
 DraftingRunner = MTPRunner | DraftModelRunner
@@ -92,7 +92,7 @@ def find_drafting_model(
     if not isinstance(speculative, ModelBasedConfig):
         return None
     with _prefix_errors_with_key():
-        path = None if speculative.model is None else resolve_model_path(speculative.model, speculative.revision)
+        path = _find_checkpoint(speculative)
         if isinstance(speculative, MTPConfig):
             num_layers = _num_layers_used(config, speculative, path, target)
             return DraftingModelConfig("mtp", target, path, num_layers, target.state_bytes, config.cache.block_size)
@@ -112,6 +112,13 @@ def find_drafting_model(
         _check_vocabulary(draft, target, tokenizer, vocab_limit)
         check_tensors(draft, config.load_choices)
     return DraftingModelConfig("draft_model", draft, path, draft.num_layers, 0, config.cache.block_size)
+
+
+def _find_checkpoint(speculative: ModelBasedConfig) -> str | None:
+    """Return the directory of the drafting model; None if it is a part of the target."""
+    if speculative.model is None:
+        return None
+    return resolve_model_path(speculative.model, speculative.revision, gguf_file=speculative.gguf_file)
 
 
 def load_drafting_model(drafting: DraftingModelConfig, config: EngineConfig, target: CausalLM) -> DraftingModel:

@@ -123,7 +123,7 @@ def test_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("speculative", "error"),
     [
-        ({"model": "/nowhere"}, "speculative_config.model: /nowhere is not a directory"),
+        ({"model": "/nowhere"}, "speculative_config.model: /nowhere is neither a directory nor a GGUF file"),
         ({"model": "demo", "revision": "v9"}, "speculative_config.revision: 'v9' needs the name of a hub's model"),
         (
             {"method": "draft_model", "model": "layer"},
