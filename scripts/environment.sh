@@ -54,6 +54,17 @@ is_stamped() { # is_stamped STAMP TEXT...: the stamp holds one of the texts
     return 1
 }
 
+ensure_venv() { # .venv exists, with a supported Python
+    local python
+    if is_supported_python "$VENV/bin/python"; then
+        return
+    fi
+    python="$(find_python)"
+    check_prerequisites "$python"
+    echo "fastdeploy: making $VENV with $("$python" --version)" >&2
+    "$python" -m venv --clear "$VENV"
+}
+
 ensure_environment() { # ensure_environment EXTRAS: .venv holds the package, editable, with these extras
     local extras="$1" package library python gpu="${FD_BUILD_GPU:-0}"
     export FD_BUILD_PATHS="${FD_BUILD_PATHS:-all}"
@@ -65,10 +76,7 @@ ensure_environment() { # ensure_environment EXTRAS: .venv holds the package, edi
     fi
     python="$(find_python)"
     check_prerequisites "$python"
-    if ! is_supported_python "$VENV/bin/python"; then
-        echo "fastdeploy: making $VENV with $("$python" --version)" >&2
-        "$python" -m venv --clear "$VENV"
-    fi
+    ensure_venv
     rm -f "$VENV/.library"
     install_package "$extras"
     echo "$package" >"$VENV/.installed-${extras:-base}"
