@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -144,6 +145,24 @@ def test_chat_keeps_the_conversation_until_the_input_ends(server: ServerProcess)
     assert (done.returncode, done.stdout) == (0, f"> {first}\n> {second}\n> \n")
     sent = sum(len(TOKENIZER.encode(text, add_special_tokens=False)) for text in (CHAT_PROMPT, history))
     assert num_prompt_tokens(server) - before == sent, "the second prompt holds the first answer"
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "line"),
+    [
+        ("chat", "smollm2", "model smollm2; try: Give me three tips for a good night's sleep."),
+        ("complete", "smollm2", "model smollm2; try: The capital of France is"),
+        ("chat", "demo/moe", "demo/moe continues Python source; try: def fibonacci(n):"),
+    ],
+)
+def test_a_terminal_gets_something_to_try(command: str, model: str, line: str) -> None:
+    terminal, end = pty.openpty()
+    os.write(terminal, b"\x04")  # the end of the input
+    arguments = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", command, "--model-name", model]
+    done = subprocess.run(arguments, stdin=end, capture_output=True, text=True, timeout=60, check=False)
+    os.close(terminal)
+    os.close(end)
+    assert (done.returncode, done.stdout.splitlines()) == (0, [line, "> "])
 
 
 def test_reasoning_is_marked_in_the_output(tmp_path: Path) -> None:

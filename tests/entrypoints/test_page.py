@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 import fastdeploy
+from fastdeploy.entrypoints.cli.openai import CODE, QUESTION
 from tests.entrypoints.server_process import ServerProcess, mock_server
 
 CHROMIUM = shutil.which("chromium")
@@ -122,6 +123,18 @@ def test_labels_that_name_the_model_and_the_method_are_readable_without_a_key(tm
     value = re.findall(r'RegExp\(`\\\\b\$\{name\}="(.*)"`\)', script)[0].replace("\\\\", "\\")
     found = {name: re.findall(rf'\b{name}="{value}"', line[1]) for name in ("model_name", "method")}
     assert found == {"model_name": [r"a \"quoted\" {model}"], "method": ["naive"]}
+
+
+def test_only_the_demonstration_models_get_an_example_in_python() -> None:
+    """Other models are asked in English, at the endpoint for chats, which is the first one."""
+    (pattern,) = re.findall(r"/(\^demo.*)/\.test", content_of("script"))
+    pattern = pattern.replace(r"\/", "/")
+    names = ("demo", "demo/moe", "smollm2", "demolition", "/models/demo", "…")
+    assert [name for name in names if re.search(pattern, name)] == ["demo", "demo/moe"]
+    page = PAGE.read_text()
+    assert re.findall(r'<option value="(/v1/.*?)"', page) == ["/v1/chat/completions", "/v1/completions"]
+    assert re.findall(r'<textarea id="prompt".*?>(.*?)</textarea>', page) == [QUESTION]
+    assert f'["/v1/completions", "{CODE}"]' in page
 
 
 @pytest.mark.nightly

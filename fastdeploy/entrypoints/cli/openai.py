@@ -23,6 +23,8 @@ TARGET = "target"
 SOURCE_COLORS = {"ngram": 42, "suffix": 46, "mtp": 45, "draft_model": 44, "grammar": 43}  # ANSI background colours
 OTHER_COLOR = 47
 BYTES_PREFIX = "bytes:\\x"  # of a token's text if its bytes are not valid UTF-8 by themselves
+QUESTION, BEGINNING = "Give me three tips for a good night's sleep.", "The capital of France is"
+CODE = "def fibonacci(n):"
 VERBOSE_FIELDS = {"return_token_ids": True, "collect_metrics": True}  # a request with both gets `tokens` in its chunks
 
 
@@ -175,7 +177,7 @@ def chat(arguments: list[str]) -> int:
     session = _make_session(args)
     if args.system_prompt:
         session.messages.append({"role": "system", "content": args.system_prompt})
-    return _run(args, session, session.chat)
+    return _run(args, session, session.chat, QUESTION)
 
 
 def complete(arguments: list[str]) -> int:
@@ -184,7 +186,7 @@ def complete(arguments: list[str]) -> int:
     parser.add_argument("-q", "--quick", metavar="PROMPT", help="complete one prompt and exit")
     args = parser.parse_own(arguments)
     session = _make_session(args)
-    return _run(args, session, session.complete)
+    return _run(args, session, session.complete, BEGINNING)
 
 
 def _make_parser(command: str, description: str) -> CommandParser:
@@ -209,7 +211,8 @@ def _make_session(args: argparse.Namespace) -> Session:
     return Session(HttpClient(f"{args.url}/v1", get_api_key(args)), fields, args.verbose)
 
 
-def _run(args: argparse.Namespace, session: Session, send: Callable[[str], Any]) -> int:
+def _run(args: argparse.Namespace, session: Session, send: Callable[[str], Any], example: str) -> int:
+    """Send one text with --quick, else what is typed, after a line with an example of it on a terminal."""
     try:
         session.fields["model"] = args.model_name or asyncio.run(session.client.first_model())
         if args.quick is not None:
@@ -217,7 +220,16 @@ def _run(args: argparse.Namespace, session: Session, send: Callable[[str], Any])
             return 0
     except (ServerError, UnreachableError) as error:
         return _print_error(error)
+    if sys.stdin.isatty():
+        print(_example_line(str(session.fields["model"]), example))
     return _run_interactive(send)
+
+
+def _example_line(model: str, example: str) -> str:
+    """Return a line with a text to try; the demonstration models of the package continue code."""
+    if model == "demo" or model.startswith("demo/"):
+        return f"{model} continues Python source; try: {CODE}"
+    return f"model {model}; try: {example}"
 
 
 def _run_interactive(send: Callable[[str], Any]) -> int:
