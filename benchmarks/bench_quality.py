@@ -13,6 +13,9 @@ likely token. Figures are comparable within one run only.
 The demonstration model scores sources of Python's library that it was not trained on. Other models score parts of
 Python's license, language reference and library sources, and of docs/; --texts names other UTF-8 files. With
 --peers-python, llama.cpp scores the same tokens in its formats (benchmarks/peers/README.md).
+
+The weights of a GGUF file are scored as they are stored, and widened for all other formats; llama.cpp scores the same
+file, and what it quantizes from it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +41,7 @@ from benchmarks.report import ROOT, Row, make_parser, print_report
 from fastdeploy.config.model_config import DType, ModelConfig
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.gguf.folder import find_gguf
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
@@ -47,16 +51,18 @@ from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.registry import select_backend
 
 BLOCK_SIZE = 64
-REFERENCE, UNQUANTIZED, CACHE = "float32", "bf16", "int8 cache"
+REFERENCE, UNQUANTIZED, CACHE, AS_STORED = "float32", "bf16", "int8 cache", "as stored"
 MIXES = {"wint4, head too": {"attention": "wint4", "mlp": "wint4", "head": "wint4"}}
 PEERS = {name: f"llama.cpp {name.upper()}" for name in ("q8_0", "q4_0", "q4_1")}
+SAME_FILE = {"as_stored": f"llama.cpp {AS_STORED}"}
+NONE = QuantizationConfig.from_value("none")
 
 
 @dataclass(frozen=True)
 class Numerics:
     """The formats of a model's weights, and of its keys and values."""
 
-    quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
+    quantization: QuantizationConfig = NONE
     kv_cache_dtype: str = "auto"
     dtype: DType = "bfloat16"
 
@@ -96,7 +102,7 @@ class ModelScorer:
 
 
 class PeerScorer:
-    """A checkpoint in one of llama.cpp's formats, in a process of its own."""
+    """A checkpoint, or a GGUF file, in one of llama.cpp's formats, in a process of its own."""
 
     def __init__(self, python: Path, path: str, kind: str) -> None:
         script = ROOT / "benchmarks/peers/llama_cpp_scorer.py"
@@ -139,11 +145,22 @@ def compared_with(name: str) -> str:
     return UNQUANTIZED if name == CACHE else REFERENCE
 
 
-def formats(names: Sequence[str], mixes: bool) -> dict[str, Numerics]:
-    """Return what is measured: the baselines, the cache, and the weight formats of these names."""
+def formats(names: Sequence[str], mixes: bool, stores_codes: bool) -> dict[str, Numerics]:
+    """Return what is measured: the baselines, the cache, and the weight formats of these names.
+
+    Args:
+        stores_codes: whether the checkpoint has quantized weights of its own, which are measured, too.
+    """
     found = {REFERENCE: Numerics(dtype="float32"), UNQUANTIZED: Numerics(), CACHE: Numerics(kv_cache_dtype="int8")}
+    if stores_codes:
+        found[AS_STORED] = Numerics(QuantizationConfig())
     values = {**{name: name for name in names}, **(MIXES if mixes else {})}
     return found | {name: Numerics(QuantizationConfig.from_value(value)) for name, value in values.items()}
+
+
+def peers(is_gguf: bool) -> dict[str, str]:
+    """Return the formats of llama.cpp that are measured: argument of the peer -> name in the table."""
+    return {**(SAME_FILE if is_gguf else {}), **PEERS}
 
 
 def choose_texts(model: str, files: Sequence[Path], tokenizer: Tokenizer, num_tokens: int) -> list[Text]:
@@ -162,7 +179,7 @@ def architecture(path: str) -> str:
 def main() -> None:
     """Print one row per format and one JSON line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--model", default="demo", help="directory, or demo (default: demo)")
+    parser.add_argument("--model", default="demo", help="directory, GGUF file, smollm2 or demo (default: demo)")
     parser.add_argument("--tokens", type=int, default=20480, help="score at least so many tokens (default: 20480)")
     parser.add_argument("--formats", nargs="+", choices=FORMATS[1:], default=FORMATS[1:], help="(default: all)")
     parser.add_argument("--mixes", action="store_true", help="also four bits in the head")
@@ -172,7 +189,8 @@ def main() -> None:
     paddle.set_device("cpu")
     select_backend("cpu")
     path = resolve_model_path(args.model)
-    if args.peers_python and (name := architecture(path)) not in ARCHITECTURES:
+    file = find_gguf(Path(path))
+    if args.peers_python and file is None and (name := architecture(path)) not in ARCHITECTURES:
         parser.error(f"--peers-python: expected one of {', '.join(ARCHITECTURES)}, got {name}")
     try:
         texts = choose_texts(args.model, args.texts, Tokenizer.from_pretrained(path), args.tokens)
@@ -182,10 +200,11 @@ def main() -> None:
         parser.error("--texts: expected at least two tokens")
     with ExitStack() as stack:
         scorers: dict[str, Scorer] = {
-            name: ModelScorer(path, numerics) for name, numerics in formats(args.formats, args.mixes).items()
+            name: ModelScorer(path, numerics)
+            for name, numerics in formats(args.formats, args.mixes, file is not None).items()
         }
-        for kind, name in PEERS.items() if args.peers_python else ():
-            peer = PeerScorer(args.peers_python, path, kind)
+        for kind, name in peers(file is not None).items() if args.peers_python else ():
+            peer = PeerScorer(args.peers_python, path if file is None else str(file.path), kind)
             stack.callback(peer.stop)
             scorers[name] = peer
         rows = measure(scorers, texts)

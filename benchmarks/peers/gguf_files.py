@@ -82,12 +82,6 @@ def pairs_together(rows: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
-def halves_apart(rows: np.ndarray[Any, Any], num_heads: int) -> np.ndarray[Any, Any]:
-    """Return the rows of a Llama's q or k in the order of a checkpoint: what `pairs_together` began with."""
-    pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)
-
-
 def num_paired_heads(config: Mapping[str, Any], gguf_name: str) -> int | None:
     """Return the number of heads of a tensor whose rows a GGUF file has in another order; None for all others."""
     if config["architectures"] != ["LlamaForCausalLM"]:
@@ -167,7 +161,7 @@ def write_gguf(file: Path, config: Mapping[str, Any], weights: Mapping[str, Bits
 
 
 def quantize(source: Path, target: Path, kind: str, num_threads: int = 2) -> None:
-    """Let llama.cpp write a file in its mix of a type, such as q4_0.
+    """Let llama.cpp write a file in its mix of a type, such as q4_0, from one of any type.
 
     Raises:
         SystemExit: llama.cpp reports an error.
@@ -176,5 +170,6 @@ def quantize(source: Path, target: Path, kind: str, num_threads: int = 2) -> Non
 
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}"), num_threads
+    params.allow_requantize = True
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params) != 0:
         raise SystemExit(f"llama.cpp could not quantize to {kind}")

@@ -187,3 +187,11 @@ def test_the_digest_covers_names_and_tokens() -> None:
     texts = [Text("a", [1, 2]), Text("b", [3])]
     others = ([Text("a", [1, 2]), Text("b", [4])], [Text("a", [1, 2]), Text("c", [3])], [Text("a", [1, 2, 3])])
     assert len({digest(texts), *map(digest, others)}) == 4
+
+
+def test_a_gguf_file_is_scored_as_it_is_stored_and_widened_for_all_other_formats() -> None:
+    found = bench_quality.formats(["wint8"], mixes=False, stores_codes=True)
+    assert list(found) == ["float32", "bf16", "int8 cache", "as stored", "wint8"]
+    assert [name for name, numerics in found.items() if not numerics.quantization.is_given] == ["as stored"]
+    assert list(bench_quality.peers(is_gguf=True)) == ["as_stored", "q8_0", "q4_0", "q4_1"]
+    assert list(bench_quality.peers(is_gguf=False)) == ["q8_0", "q4_0", "q4_1"]
