@@ -14,8 +14,8 @@ The demonstration model scores sources of Python's library that it was not train
 Python's license, language reference and library sources, and of docs/; --texts names other UTF-8 files. With
 --peers-python, llama.cpp scores the same tokens in its formats (benchmarks/peers/README.md).
 
-The weights of a GGUF file are scored as they are stored, and widened for all other formats; llama.cpp scores the same
-file, and what it quantizes from it.
+The weights of a GGUF file are scored as they are stored, by both engines, and in float32. All other formats begin with
+a checkpoint that holds the same values in bf16.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from benchmarks.peers.gguf_files import ARCHITECTURES
+from benchmarks.peers.gguf_files import ARCHITECTURES, write_safetensors
 from benchmarks.peers.worker_process import WorkerProcess
 from benchmarks.quality_figures import Figures, Logprobs, log_softmax
 from benchmarks.quality_texts import WINDOW, Text, demo_texts, digest, installed_texts, texts_of_files
@@ -43,6 +43,7 @@ from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.gguf.folder import find_gguf
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.models.files import open_files
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.backends.cpu import library
@@ -176,6 +177,21 @@ def architecture(path: str) -> str:
     return str(config["architectures"][0])
 
 
+def in_bf16(path: str, folder: str) -> str:
+    """Write a checkpoint with the values of a GGUF file in bf16 into an empty folder; return the folder.
+
+    Args:
+        path: the folder that was made from the GGUF file.
+    """
+    tensors = open_files(Path(path), "bfloat16")
+    bits = {name: tensors.read(name).astype("bfloat16").numpy() for name in tensors.shapes}
+    write_safetensors(Path(folder) / "model.safetensors", bits)
+    config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    config.pop("quantization_config", None)
+    (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
 def main() -> None:
     """Print one row per format and one JSON line."""
     parser = make_parser(__doc__)
@@ -190,7 +206,7 @@ def main() -> None:
     select_backend("cpu")
     path = resolve_model_path(args.model)
     file = find_gguf(Path(path))
-    if args.peers_python and file is None and (name := architecture(path)) not in ARCHITECTURES:
+    if args.peers_python and (name := architecture(path)) not in ARCHITECTURES:
         parser.error(f"--peers-python: expected one of {', '.join(ARCHITECTURES)}, got {name}")
     try:
         texts = choose_texts(args.model, args.texts, Tokenizer.from_pretrained(path), args.tokens)
@@ -199,12 +215,14 @@ def main() -> None:
     if not texts:
         parser.error("--texts: expected at least two tokens")
     with ExitStack() as stack:
+        plain = path if file is None else in_bf16(path, stack.enter_context(tempfile.TemporaryDirectory()))
         scorers: dict[str, Scorer] = {
-            name: ModelScorer(path, numerics)
+            name: ModelScorer(path if name in (REFERENCE, AS_STORED) else plain, numerics)
             for name, numerics in formats(args.formats, args.mixes, file is not None).items()
         }
         for kind, name in peers(file is not None).items() if args.peers_python else ():
-            peer = PeerScorer(args.peers_python, path if file is None else str(file.path), kind)
+            source = str(file.path) if file is not None and kind in SAME_FILE else plain
+            peer = PeerScorer(args.peers_python, source, kind)
             stack.callback(peer.stop)
             scorers[name] = peer
         rows = measure(scorers, texts)

@@ -126,6 +126,11 @@ def in_gguf_order(config: Mapping[str, Any], weights: Mapping[str, Bits]) -> dic
     return {name: parts[0] if len(parts) == 1 else np.stack(parts) for name, parts in by_name.items()}
 
 
+def rope_theta(config: Mapping[str, Any]) -> float:
+    """Return the base of the rotary embedding, which transformers 5 writes inside `rope_parameters`."""
+    return float(config.get("rope_parameters", config)["rope_theta"])
+
+
 def write_gguf(file: Path, config: Mapping[str, Any], weights: Mapping[str, Bits]) -> None:
     """Write a checkpoint's bf16 tensors without a vocabulary (token ids only)."""
     import gguf
@@ -144,7 +149,7 @@ def write_gguf(file: Path, config: Mapping[str, Any], weights: Mapping[str, Bits
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(rope_theta(config))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
@@ -161,7 +166,7 @@ def write_gguf(file: Path, config: Mapping[str, Any], weights: Mapping[str, Bits
 
 
 def quantize(source: Path, target: Path, kind: str, num_threads: int = 2) -> None:
-    """Let llama.cpp write a file in its mix of a type, such as q4_0, from one of any type.
+    """Let llama.cpp write a file in its mix of a type, such as q4_0.
 
     Raises:
         SystemExit: llama.cpp reports an error.
@@ -170,6 +175,5 @@ def quantize(source: Path, target: Path, kind: str, num_threads: int = 2) -> Non
 
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}"), num_threads
-    params.allow_requantize = True
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params) != 0:
         raise SystemExit(f"llama.cpp could not quantize to {kind}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which logits does llama.cpp compute? A worker of bench_quality: llama_cpp_scorer.py CHECKPOINT TYPE, such as q4_0.
 
-The checkpoint's bf16 tensors become a GGUF file, which llama.cpp quantizes in its default mix of the type. CHECKPOINT
-may also be a GGUF file, which llama.cpp quantizes again; with the type `as_stored` it takes the file as it is. A job is
+The checkpoint's bf16 tensors become a GGUF file, which llama.cpp quantizes in its default mix of the type. With type
+`as_stored`, CHECKPOINT is a GGUF file. A job is
 {"token_ids": [...], "file": FILE}; FILE receives the logits after each token but the last, float32 [tokens - 1,
 vocab_size], in NumPy's format. Requires llama-cpp-python and gguf.
 """
@@ -28,11 +28,9 @@ def make_file(checkpoint: Path, kind: str, folder: Path) -> Path:
     """Return the GGUF file of a type, which is written into the folder unless the checkpoint is that file."""
     if kind == AS_STORED:
         return checkpoint
-    source, target = checkpoint, folder / "target.gguf"
-    if checkpoint.is_dir():
-        source = folder / "source.gguf"
-        config = json.loads((checkpoint / "config.json").read_text())
-        write_gguf(source, config, read_safetensors(checkpoint))
+    source, target = folder / "source.gguf", folder / "target.gguf"
+    config = json.loads((checkpoint / "config.json").read_text())
+    write_gguf(source, config, read_safetensors(checkpoint))
     quantize(source, target, kind, NUM_THREADS)
     return target
 

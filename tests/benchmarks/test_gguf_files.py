@@ -43,3 +43,8 @@ def test_only_queries_and_keys_of_a_llama_have_another_order(architecture: str, 
     assert stored.keys() == names.keys()
     changed = {name for name, bits in stored.items() if not np.array_equal(bits, weights[names[name]])}
     assert {name.split(".")[-2] for name in changed} == moved
+
+
+def test_the_rotary_base_is_found_where_each_version_of_transformers_writes_it() -> None:
+    assert gguf_files.rope_theta({"rope_theta": 100000}) == 100000.0
+    assert gguf_files.rope_theta({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}) == 500000.0
