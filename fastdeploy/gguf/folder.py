@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fastdeploy.config.checkpoint_json import GGUF_NOTES
@@ -36,7 +37,7 @@ _NO_TOKENIZER = ("no_vocab", "none")  # of models that are used with token ids a
 _DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def gguf_folder(path: Path) -> Path:
+def gguf_folder(path: Path, sampling: Mapping[str, float] = MappingProxyType({})) -> Path:
     """Return the folder of a GGUF file, which is made if it is not there.
 
     Two processes may make it at the same time: the folder appears when it is complete, and the first one counts. If the
@@ -44,17 +45,19 @@ def gguf_folder(path: Path) -> Path:
 
     Args:
         path: the only file, or the first part.
+        sampling: defaults of sampling parameters, by their names in generation_config.json, where the file has none.
 
     Raises:
         ConfigError: the file is not valid, or the model is not supported.
     """
     file = GGUFFile.open(path)
-    digest = blake2b(f"{VERSION}\0{file.digest}\0{path.resolve()}".encode(), digest_size=16).hexdigest()
+    key = f"{VERSION}\0{file.digest}\0{path.resolve()}\0{json.dumps(dict(sampling))}"
+    digest = blake2b(key.encode(), digest_size=16).hexdigest()
     parent = Path(read_env().cache_dir) / "gguf"
     folder = parent / digest
     if folder.is_dir():
         return folder
-    contents = _contents(file)
+    contents = _contents(file, sampling)
     try:
         parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{digest}.", dir=parent))
@@ -85,7 +88,7 @@ def find_gguf(folder: Path) -> GGUFFile | None:
     return None if path is None else GGUFFile.open(path)
 
 
-def _contents(file: GGUFFile) -> Mapping[str, Mapping[str, Any]]:
+def _contents(file: GGUFFile, sampling: Mapping[str, float]) -> Mapping[str, Mapping[str, Any]]:
     """Return the JSON files that follow from the metadata, by name."""
     where, metadata = str(file.path), file.metadata
     config = make_config_json(metadata, file.tensors, where)
@@ -97,7 +100,7 @@ def _contents(file: GGUFFile) -> Mapping[str, Mapping[str, Any]]:
         config = {**config, "torch_dtype": _DTYPES[matrices[0]]}
     if notes := [f"{where}: {note}" for note in metadata_notes(metadata)]:
         config = {**config, GGUF_NOTES: notes}
-    generation, tokenizer = make_generation_config(metadata, where), {}
+    generation, tokenizer = {**sampling, **make_generation_config(metadata, where)}, {}
     if metadata.get("tokenizer.ggml.model") not in _NO_TOKENIZER:
         tokenizer = {
             "tokenizer.json": make_tokenizer_json(metadata, where),

