@@ -31,12 +31,19 @@ def resolve_model_path(name: str, revision: str = "", field: str = "model", gguf
     if revision not in DEFAULT_REVISIONS and (path is not None or name == smollm2.NAME):
         kind = "a local directory" if path is not None and path.is_dir() else "a GGUF file"
         raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is {kind}")
-    if path is None:
-        path = _fetch(name, revision, field, gguf_file)
+    return str(folder_of(_fetch(name, revision, field, gguf_file) if path is None else path))
+
+
+def folder_of(path: Path) -> Path:
+    """Return the directory that is read for what `find_local_model` finds.
+
+    Raises:
+        ConfigError: it is a GGUF file that is not valid, or whose model is not supported.
+    """
     if path.is_dir():
-        return str(path)
+        return path
     is_smollm2 = path == smollm2.SMOLLM2.path
-    return str(gguf_folder(path, smollm2.SMOLLM2.sampling) if is_smollm2 else gguf_folder(path))
+    return gguf_folder(path, smollm2.SMOLLM2.sampling) if is_smollm2 else gguf_folder(path)
 
 
 def find_local_model(name: str, field: str = "model", gguf_file: str = "") -> Path | None:

@@ -158,11 +158,18 @@ def test_the_context_that_auto_is_is_noted_once_the_model_is_known(
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"), [("owner/name", "owner/name is no local folder"), ("{folder}", "{folder} has no config.json")]
+    ("model", "reason"),
+    [
+        ("owner/name", "owner/name is not downloaded here"),
+        ("smollm2", "smollm2 is not downloaded here"),
+        ("{folder}", "{folder} has no config.json"),
+        ("{folder}/a.gguf", "{folder}/a.gguf is neither a directory nor a GGUF file"),
+    ],
 )
 def test_it_says_when_it_could_not_look_at_the_model(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str, reason: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, reason: str
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     flags = [model.format(folder=tmp_path), "--max-model-len", "32K", "--output-format", "json"]
     assert main(flags) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -14,13 +14,14 @@ from fastdeploy.config.cluster_args import PASSWORD_FILE_FLAG
 from fastdeploy.config.env import API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, read_env
 from fastdeploy.config.flag import CLUSTER
 from fastdeploy.config.flags import HONOURED_FLAGS, Flag
-from fastdeploy.config.model_config import ModelConfig, local_model_path
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.redis_url import MASK
 from fastdeploy.config.resolve_flags import COMMAND_LINE, errors_name_the_origin
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.operators import describe_device, device_line
 from fastdeploy.entrypoints.cli.parser import SERVE_FLAGS, CommandParser
+from fastdeploy.hub.model_path import find_local_model, folder_of
 
 SEPARATE_SPECULATION_FLAGS = (
     "speculative_model",
@@ -56,11 +57,12 @@ def with_known_model(args: ServeArgs) -> ServeArgs:
     Raises:
         ConfigError: `max_model_len` is more than the model's limit, or there is a format for experts that it lacks.
     """
-    engine, path = args.engine, local_model_path(args.engine.model)
+    engine = args.engine
     try:
+        path = find_local_model(engine.model, gguf_file=engine.gguf_file)
         if path is None:
-            raise ConfigError("model", f"{engine.model} is no local folder")
-        model = ModelConfig.from_pretrained(path, dtype=engine.dtype, generation_config="none")
+            raise ConfigError("model", f"{engine.model} is not downloaded here")
+        model = ModelConfig.from_pretrained(folder_of(path), dtype=engine.dtype, generation_config="none")
     except ConfigError as error:
         note = f"max_model_len was not compared with the model's limit: {error.message}"
         return replace(args, notes=(*args.notes, note))
