@@ -47,7 +47,7 @@ print_chat_request() { # print_chat_request URL
 Try it:
   curl -s $1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"model": "default", "max_tokens": 64, "temperature": 0,
-         "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+         "messages": [{"role": "user", "content": "What is the capital of Japan?"}]}'
 
 EOF
 }

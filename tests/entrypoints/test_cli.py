@@ -150,8 +150,8 @@ def test_chat_keeps_the_conversation_until_the_input_ends(server: ServerProcess)
 @pytest.mark.parametrize(
     ("command", "model", "line"),
     [
-        ("chat", "smollm2", "model smollm2; try: Give me three tips for a good night's sleep."),
-        ("complete", "smollm2", "model smollm2; try: The capital of France is"),
+        ("chat", "smollm2", "model smollm2; try: How do plants make their food?"),
+        ("complete", "smollm2", "model smollm2; try: The capital of Japan is"),
         ("chat", "demo/moe", "demo/moe continues Python source; try: def fibonacci(n):"),
     ],
 )

@@ -23,7 +23,7 @@ TARGET = "target"
 SOURCE_COLORS = {"ngram": 42, "suffix": 46, "mtp": 45, "draft_model": 44, "grammar": 43}  # ANSI background colours
 OTHER_COLOR = 47
 BYTES_PREFIX = "bytes:\\x"  # of a token's text if its bytes are not valid UTF-8 by themselves
-QUESTION, BEGINNING = "Give me three tips for a good night's sleep.", "The capital of France is"
+QUESTION, BEGINNING = "How do plants make their food?", "The capital of Japan is"
 CODE = "def fibonacci(n):"
 VERBOSE_FIELDS = {"return_token_ids": True, "collect_metrics": True}  # a request with both gets `tokens` in its chunks
 
