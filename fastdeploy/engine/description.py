@@ -13,6 +13,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.engine.memory_plan import MemoryPlan
+from fastdeploy.models.weight_report import summarize, weight_fates
 from fastdeploy.models.weight_source import digest_weight_files
 from fastdeploy.ops.registry import is_exact, reference_names, selected_backend
 
@@ -70,7 +71,10 @@ def describe_engine(
         "fingerprint": fingerprint,
         "weights_are_mapped": model_config.packed is not None and config.load_choices != "dummy",
         "speculation": _describe_speculation(config.speculative),
-        "notes": context_notes(config.max_model_len, context, model_config.max_context_len, memory.num_tokens),
+        "notes": [
+            *context_notes(config.max_model_len, context, model_config.max_context_len, memory.num_tokens),
+            *_weight_notes(config, model_config),
+        ],
     }
 
 
@@ -94,6 +98,14 @@ def context_notes(
         return []
     limit = f"requests are limited to {num_cache_tokens} tokens (--kv-cache-memory)"
     return [f"the KV cache is smaller than the context of {context.num_tokens} tokens: {limit}"]
+
+
+def _weight_notes(config: EngineConfig, model_config: ModelConfig) -> list[str]:
+    """Return a line that says what became of the weights of a GGUF file."""
+    if not model_config.gguf or not model_config.own_codes or config.load_choices == "dummy":
+        return []
+    fates = weight_fates(model_config, model_config.weight_formats(config.quantization))
+    return [f"weights of {Path(model_config.gguf).name}: {summarize(fates)}"]
 
 
 def digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:

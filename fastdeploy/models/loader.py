@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from fastdeploy.models.packed_store import NoTensors, PackedReader, Progress
 from fastdeploy.models.paddle_layout import Layout, PaddleSource, find_layout, name_prefix, renamed
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_loader import Shapes, WeightLoader
-from fastdeploy.models.weight_report import summarize, weight_fates
 from fastdeploy.models.weight_source import DummySource, WeightSource
 from fastdeploy.models.weights import (
     DecoderWeights,
@@ -35,8 +33,6 @@ from fastdeploy.models.weights import (
 from fastdeploy.ops.linear import PackedLinear
 from fastdeploy.ops.quantized_form import FORMS, QuantizedForm
 from fastdeploy.ops.registry import selected_backend
-
-logger = logging.getLogger("fastdeploy.models")
 
 
 def load_model(
@@ -75,8 +71,6 @@ def load_model(
             weights = _map_weights(config, architecture, quantization, on_progress)
         else:
             source, layout = open_source(config, architecture, load_choices, seed)
-            if config.own_codes and load_choices == "default_v1":
-                logger.info("%s: %s", config.name, summarize(weight_fates(config, quantization)))
             weights = load_weights(config, architecture, source, on_progress, layout, quantization)
     return CausalLM(config, architecture.traits(config), weights, max_rows=max_rows, max_model_len=max_model_len)
 
