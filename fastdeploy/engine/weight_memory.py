@@ -39,7 +39,7 @@ def check_weights_fit(config: ModelConfig, quantization: QuantizationConfig) -> 
     fitting = next((flags for flags, sizes in smaller.items() if sum(sizes.values()) <= free_bytes), None)
     advice = fitting if config.packed is None else f"fastdeploy quantize with {fitting}"
     given = quantization if quantization.is_given else config.quantization
-    sizes = {config.dtype if given.is_none else str(given): used, **smaller}
+    sizes = {config.dtype if config.weight_formats(quantization).is_none else str(given): used, **smaller}
     raise ConfigError(
         "model",
         f"{config.name}: the weights take {_gib(sum(used.values()))} GiB, and {_gib(free_bytes)} GiB are free: "
@@ -81,11 +81,12 @@ def weight_bytes(config: ModelConfig, quantization: QuantizationConfig) -> Mappi
         "head": quantization.head,
         "other": NO_QUANTIZATION,
     }
-    if config.tie_word_embeddings:  # one table serves both, unless the head is quantized
-        is_shared = quantization.head == NO_QUANTIZATION or config.own_codes
+    known = _bytes_of_codes(config, quantization)
+    if config.tie_word_embeddings:  # one table serves both, unless only the head is quantized, or quantized anew
+        is_shared = head not in known if known else quantization.head == NO_QUANTIZATION
         table = shapes.pop(names.embedding) if is_shared else shapes[names.embedding]
-        shapes = {**shapes, head: table}
-    sizes, known = Counter[str](), _bytes_of_codes(config, quantization)
+        shapes, known = {**shapes, head: table}, {head: known.get(names.embedding, 0), **known}
+    sizes = Counter[str]()
     for name, shape in shapes.items():
         part = "head" if name == head else _part(name, shape)
         sizes[part] += known.get(name) or _tensor_bytes(shape, formats[part], _VALUE_BYTES[config.dtype])
@@ -96,14 +97,13 @@ def _bytes_of_codes(config: ModelConfig, formats: QuantizationConfig) -> Mapping
     """Return the bytes of each weight of a GGUF file; nothing for other checkpoints, whose formats tell the bytes."""
     if not config.gguf or not config.own_codes:
         return {}
-    names, known = find_architecture(config).names, bytes_by_name(weight_fates(config, formats))
-    return {f"{names.head}.weight": known[names.embedding], **known}
+    return bytes_by_name(weight_fates(config, formats))
 
 
 def _part(name: str, shape: tuple[int, ...]) -> str:
     """Return the part to which a tensor belongs, by the names of modules in the layout of Hugging Face."""
     modules = name.split(".")
-    if len(shape) < 2 or modules[-2] == "gate":
+    if len(shape) < 2 or modules[-1] != "weight" or modules[-2] == "gate":
         return "other"
     named = {"experts": "experts", "mlp": "mlp", "self_attn": "attention"}
     return next((part for module, part in named.items() if module in modules), "other")

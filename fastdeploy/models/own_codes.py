@@ -45,6 +45,17 @@ def packed_form(stored: Sequence[Form], wanted: str) -> Form:
     )
 
 
+def table_format(stored: Form, head: str) -> str:
+    """Return the format of an embedding, given that of the head.
+
+    It is that of the head if that one keeps the embedding's codes. An embedding is never quantized anew, since few of
+    its rows are read in a step.
+    """
+    if stored is None or head == NO_QUANTIZATION:
+        return NO_QUANTIZATION
+    return head if keeps_codes([stored], head) else GGUF
+
+
 def packing_format(stored: Sequence[Form], wanted: str) -> str:
     """Return the format with which `pack_linear` packs a layer, from codes if they are kept."""
     if keeps_codes(stored, wanted):

@@ -11,16 +11,16 @@ from typing import Literal
 import paddle
 from paddle import Tensor
 
-from fastdeploy.config.quantization import GGUF, QuantizationConfig
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.layers.embedding import Table
 from fastdeploy.models.balanced_keys import Factors, scale_outputs, scale_vector
 from fastdeploy.models.expected_weights import ExpectedLinear, ExpectedTensor
-from fastdeploy.models.own_codes import keeps_codes, packed_form, packing_format
+from fastdeploy.models.own_codes import keeps_codes, packed_form, packing_format, table_format
 from fastdeploy.models.packed_store import MadeWeights, PackedStore, Progress
 from fastdeploy.models.weight_source import WeightSource
 from fastdeploy.ops.coded_piece import CodedPiece
 from fastdeploy.ops.linear import PackedLinear, WeightPiece, pack_linear
-from fastdeploy.ops.quantized_form import NO_QUANTIZATION, QuantizedForm
+from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 Shapes = dict[str, tuple[int, ...]]
@@ -145,11 +145,7 @@ class WeightLoader:
         return self.store.form(name, choose)
 
     def _table_format(self, name: str, quantization: str) -> str:
-        """Return the format of an embedding: it is never quantized anew, since few of its rows are read in a step."""
-        stored = self._stored_forms([name])
-        if quantization == NO_QUANTIZATION or stored == [None]:
-            return NO_QUANTIZATION
-        return quantization if keeps_codes(stored, quantization) else GGUF
+        return table_format(self.source.form(name), quantization)
 
     def table(self, name: str, quantization: str) -> Table:
         """Return an embedding: packed if the checkpoint stores codes, else a tensor.

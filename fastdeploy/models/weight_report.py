@@ -16,7 +16,7 @@ from fastdeploy.gguf.folder import find_gguf
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.experts_part import ExpertsPart
 from fastdeploy.models.gguf_source import GGUFSource
-from fastdeploy.models.own_codes import Form, keeps_codes, packed_form
+from fastdeploy.models.own_codes import Form, keeps_codes, packed_form, table_format
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.ops.ggml_blocks import fidelity
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm
@@ -54,31 +54,36 @@ class WeightFate:
 def weight_fates(config: ModelConfig, formats: QuantizationConfig) -> list[WeightFate]:
     """Return what becomes of each matrix of a GGUF file's decoder, from its headers alone.
 
+    A head that is tied to the embedding is there if it does not share its memory.
+
     Args:
         formats: from `ModelConfig.weight_formats`.
     """
     file = find_gguf(Path(config.path))
     assert file is not None, "the checkpoint is a GGUF file"
     source, architecture = GGUFSource(Path(config.path), file, config.dtype), find_architecture(config)
-    fates = []
-    for names, wanted in _layers(config, architecture, formats):
+
+    def fates(names: list[str], wanted: str, called: str = "") -> Iterator[WeightFate]:
         stored = [source.form(name) for name in names]
         form, keeps = packed_form(stored, wanted), keeps_codes(stored, wanted)
         for name in names:
-            kind = source.kind(name).name
-            size = _num_bytes(source.shapes[name], form, config.dtype)
-            fates.append(WeightFate(name, kind, _what(kind, form, keeps), form, size))
-    return fates
+            kind, size = source.kind(name).name, _num_bytes(source.shapes[name], form, config.dtype)
+            yield WeightFate(called or name, kind, _what(kind, form, keeps), form, size)
+
+    embedding, head = architecture.names.embedding, f"{architecture.names.head}.weight"
+    stored = source.form(embedding)
+    found = list(fates([embedding], table_format(stored, formats.head)))
+    if not config.tie_word_embeddings:
+        found += fates([head], formats.head)
+    elif found[0].form != packed_form([stored], formats.head):
+        found += fates([embedding], formats.head, head)
+    return found + [fate for names, wanted in _layers(config, architecture, formats) for fate in fates(names, wanted)]
 
 
 def _layers(
     config: ModelConfig, architecture: Architecture, formats: QuantizationConfig
 ) -> Iterator[tuple[list[str], str]]:
-    """Yield the weights of each packed layer, and its format; a head that is tied to the embedding is left out."""
-    names, head = architecture.names, formats.head
-    if not config.tie_word_embeddings:
-        yield [f"{names.head}.weight"], head
-    yield [names.embedding], head
+    """Yield the weights of each packed layer of the blocks, and its format."""
     for index in range(config.num_layers):
         layer = architecture.layer(config, index)
         for spec in layer.attention.linears:
