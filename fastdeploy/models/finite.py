@@ -13,16 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-_EXPONENT_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000, "float64": 0x7FF << 52}
+_INFINITY_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F7F8000, "float64": 0x47EFF << 44}
+"""The smallest number that is infinite when it is rounded to bfloat16, for a type that has larger ones."""
 _CHUNK_BYTES = 1 << 18  # both passes over a chunk stay within a core's cache
 _PARALLEL_BYTES = 1 << 23  # smaller tensors are not worth waking threads for
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether a contiguous host tensor of floating-point numbers has neither infinities nor NaN.
+    """Return whether a contiguous host tensor has neither NaN nor numbers that are infinite in bfloat16.
 
-    Their bits, read as an integer, are at least those of infinity: as a signed number if the sign is positive, as an
-    unsigned one if it is negative. So two maxima are enough, and no copy is made.
+    Their bits, read as an integer, are at least those of the smallest such number: as a signed number if the sign is
+    positive, as an unsigned one if it is negative. So two maxima are enough, and no copy is made.
     """
     chunks, infinity = _chunks_of(tensor)
     if len(chunks) * _CHUNK_BYTES < _PARALLEL_BYTES:
@@ -46,7 +47,7 @@ def find_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 def _chunks_of(tensor: Tensor) -> tuple[list[NDArray[Any]], int]:
     """Return the bits of a tensor in parts, and the bits of infinity."""
-    bits, infinity = bits_of(tensor), _EXPONENT_BITS[tensor.dtype.name.lower()]
+    bits, infinity = bits_of(tensor), _INFINITY_BITS[tensor.dtype.name.lower()]
     size = _CHUNK_BYTES // bits.itemsize
     return [bits[begin : begin + size] for begin in range(0, bits.size, size)], infinity
 

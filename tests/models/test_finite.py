@@ -14,7 +14,7 @@ from fastdeploy.models.finite import is_finite
 from tests.models.test_loader import Tensors, copy_of, load, refusal
 
 BITS = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.uint32}
-LARGEST = {"bfloat16": 0x7F7F, "float16": 0x7BFF, "float32": 0x7F7FFFFF}
+LARGEST = {"bfloat16": 0x7F7F, "float16": 0x7BFF, "float32": 0x7F7F7FFF}  # the next one is infinite in bfloat16
 
 
 def tensor_of(bits: np.ndarray, dtype: str) -> paddle.Tensor:
