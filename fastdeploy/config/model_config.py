@@ -63,7 +63,7 @@ class ModelConfig:
             or torch_dtype for torch layout.
         has_int8_cache: keys and values are cached in int8 in this run.
         quantization: weight formats that config.json asks for, or to which the weights are packed.
-        own_codes: gguf if the checkpoint's weights are stored as codes, else empty.
+        own_codes: how the weights of the checkpoint are stored as codes, one of OWN_FORMATS; else empty.
         gguf: the GGUF file from which the directory was made, as messages name the model; else empty.
         packed: the header of packed weights, or None if the weights are plain tensors.
         notes: lines to show at start-up about keys and tensors that have no effect.
@@ -124,8 +124,8 @@ class ModelConfig:
             ConfigError: there is a format for experts, but the model has none; the weights are packed to others; or
                 they are no codes.
         """
-        if requested.has_own_codes and not self.own_codes:
-            raise ConfigError("quantization", f"{GGUF}: {self.name} is no GGUF file of quantized weights")
+        if requested.has_own_codes and requested.name != self.own_codes:
+            raise ConfigError("quantization", f"{requested}: {self.name} has no weights that are quantized in this way")
         is_widened = self.own_codes and self.packed is None and self.dtype == "float32"
         formats = requested if requested.is_given else UNQUANTIZED if is_widened else self.quantization
         formats = formats.for_model(self.has_experts)
@@ -227,7 +227,7 @@ class ModelConfig:
         if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
             raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
         gguf = str(find_linked_gguf(directory) or "")
-        if config.own_codes and packed is None and not gguf:
+        if config.own_codes == GGUF and packed is None and not gguf:
             problem = "checkpoints quantized with 'gguf' are read from the GGUF file itself"
             raise ConfigError("quantization_config", f"{directory}/config.json: {problem}")
         return replace(config, has_int8_cache=kv_cache_dtype == "int8", gguf=gguf)

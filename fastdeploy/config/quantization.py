@@ -11,8 +11,9 @@ from fastdeploy.config.flag import Flag, check_fields, choice
 from fastdeploy.core.errors import ConfigError, did_you_mean
 
 FORMATS = ("none", "wint8", "wint4", "wint4_min", "w8a8", "w4a8", "w4a8_min")
-GGUF = "gguf"  # the codes that a GGUF file has, with inputs of 16 bits
-ALL_FORMATS = (*FORMATS, GGUF)
+GGUF = "gguf"
+OWN_FORMATS = (GGUF, "awq", "gptq", "compressed-tensors")  # the codes that such a checkpoint has
+ALL_FORMATS = (*FORMATS, *OWN_FORMATS)
 _CACHE_FORMAT, _CACHE_PART = "kvcache", "kv_cache_quant_type"  # FastDeploy 2.x's names for a quantized KV cache
 _EIGHT_BITS = {"wint4": "wint8", "wint4_min": "wint8", "w4a8": "w8a8", "w4a8_min": "w8a8"}
 """Format of four bits -> the format of the parts in which four bits cost more quality per byte saved."""
@@ -72,7 +73,7 @@ class QuantizationConfig:
     @property
     def has_own_codes(self) -> bool:
         """Return whether a part has the codes of the checkpoint."""
-        return GGUF in self._parts.values()
+        return any(format in OWN_FORMATS for format in self._parts.values())
 
     @property
     def is_given(self) -> bool:

@@ -101,11 +101,11 @@ def context_notes(
 
 
 def _weight_notes(config: EngineConfig, model_config: ModelConfig) -> list[str]:
-    """Return a line that says what became of the weights of a GGUF file."""
-    if not model_config.gguf or not model_config.own_codes or config.load_choices == "dummy":
+    """Return a line that says what became of weights that are stored as codes."""
+    if not model_config.own_codes or model_config.packed is not None or config.load_choices == "dummy":
         return []
     fates = weight_fates(model_config, model_config.weight_formats(config.quantization))
-    return [f"weights of {Path(model_config.gguf).name}: {summarize(fates)}"]
+    return [f"weights of {Path(model_config.name).name}: {summarize(fates)}"]
 
 
 def digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:

@@ -95,7 +95,7 @@ def weight_bytes(config: ModelConfig, quantization: QuantizationConfig) -> Mappi
 
 def _bytes_of_codes(config: ModelConfig, formats: QuantizationConfig) -> Mapping[str, int]:
     """Return the bytes of each weight of a GGUF file; nothing for other checkpoints, whose formats tell the bytes."""
-    if not config.gguf or not config.own_codes:
+    if not config.own_codes or config.packed is not None:
         return {}
     return bytes_by_name(weight_fates(config, formats))
 

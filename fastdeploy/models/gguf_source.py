@@ -14,14 +14,14 @@ from paddle import Tensor
 
 from fastdeploy.config.model_config import DType
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.core.ggml_types import PLAIN_TYPES, GGMLType
+from fastdeploy.core.ggml_types import PLAIN_TYPES
 from fastdeploy.gguf.file import GGUFFile
 from fastdeploy.gguf.header import GGUFTensor, shown
 from fastdeploy.gguf.tensor_names import TensorPlace, tensor_names
 from fastdeploy.models.finite import is_finite
-from fastdeploy.models.weight_source import whole_matrix
+from fastdeploy.models.weight_source import Fidelity, whole_matrix
 from fastdeploy.ops.coded_piece import CodedPiece
-from fastdeploy.ops.ggml_blocks import code_bits, find_bad_scale, has_minimum, split_rows, widen_rows
+from fastdeploy.ops.ggml_blocks import code_bits, fidelity, find_bad_scale, has_minimum, split_rows, widen_rows
 from fastdeploy.ops.linear import WeightPiece
 from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
@@ -66,9 +66,14 @@ class GGUFSource:
         """Return the shape of every tensor that is not left out."""
         return self._shapes
 
-    def kind(self, name: str) -> GGMLType:
-        """Return the type of a tensor."""
-        return self._tensor(name).kind
+    def kind(self, name: str) -> str:
+        """Return the name of a tensor's type."""
+        return self._tensor(name).kind.name
+
+    def fidelity(self, name: str) -> Fidelity:
+        """Return what `coded` does to a weight."""
+        kind = self.kind(name)
+        return "plain" if kind in PLAIN_TYPES else fidelity(kind)
 
     def _tensor(self, name: str) -> GGUFTensor:
         return self._file.tensors[self._places[name].name]
@@ -86,7 +91,7 @@ class GGUFSource:
 
     def form(self, name: str) -> QuantizedForm | None:
         """Return the form that keeps the codes of a weight; None if its type is plain."""
-        kind = self.kind(name).name
+        kind = self.kind(name)
         if kind in PLAIN_TYPES:
             return None
         return QuantizedForm("wint4" if code_bits(kind) == 4 else "wint8", _GROUP, has_minimum(kind))
@@ -104,7 +109,7 @@ class GGUFSource:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor in the dtype in which it is stored, or widened from codes."""
-        kind = self.kind(name).name
+        kind = self.kind(name)
         is_plain = kind in PLAIN_TYPES
         return self._widen(name, _EXACT_DTYPES.get(kind, "float32") if is_plain else self._dtype)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastdeploy.config.quantization import GGUF
+from fastdeploy.config.quantization import GGUF, OWN_FORMATS
 from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, QUANTIZATIONS, QuantizedForm
 
 Form = QuantizedForm | None
@@ -21,23 +21,24 @@ def keeps_codes(stored: Sequence[Form], wanted: str) -> bool:
 
     Args:
         stored: form of each weight, None for one without codes.
-        wanted: the layer's format: `gguf` keeps all codes, another one those that it has enough bits for.
+        wanted: the layer's format: one of OWN_FORMATS keeps all codes, another one those that it has enough bits for.
     """
     if wanted == NO_QUANTIZATION:
         return False
     most = max(form.weight_bits if form is not None else 16 for form in stored)
-    return most <= (8 if wanted == GGUF else FORMS[wanted].weight_bits)
+    return most <= (8 if wanted in OWN_FORMATS else FORMS[wanted].weight_bits)
 
 
 def packed_form(stored: Sequence[Form], wanted: str) -> Form:
     """Return the form in which a layer is packed, None if it is not quantized.
 
-    With a format other than `gguf`, codes that are kept have their own bits, and the format tells those of the inputs.
+    Codes that are kept have their own bits. Inputs have those that the checkpoint intends with one of OWN_FORMATS, else
+    those of the format.
     """
     if not keeps_codes(stored, wanted):
         return FORMS.get(wanted)
     forms = [form for form in stored if form is not None]
-    row_bits = 16 if wanted == GGUF else FORMS[wanted].row_bits
+    row_bits = FORMS[wanted].row_bits if wanted in FORMS else max(form.row_bits for form in forms)
     return QuantizedForm(
         _BY_BITS[max(form.weight_bits for form in forms), row_bits],
         min(form.group_size for form in forms),
@@ -62,4 +63,4 @@ def packing_format(stored: Sequence[Form], wanted: str) -> str:
         form = packed_form(stored, wanted)
         assert form is not None, "codes have a form"
         return form.quantization
-    return NO_QUANTIZATION if wanted == GGUF else wanted
+    return NO_QUANTIZATION if wanted in OWN_FORMATS else wanted

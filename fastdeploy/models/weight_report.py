@@ -11,14 +11,12 @@ from pathlib import Path
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
-from fastdeploy.core.ggml_types import PLAIN_TYPES
-from fastdeploy.gguf.folder import find_gguf
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.experts_part import ExpertsPart
-from fastdeploy.models.gguf_source import GGUFSource
+from fastdeploy.models.files import open_files
 from fastdeploy.models.own_codes import Form, keeps_codes, packed_form, table_format
 from fastdeploy.models.registry import find_architecture
-from fastdeploy.ops.ggml_blocks import fidelity
+from fastdeploy.models.weight_source import CheckpointFiles
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm
 
 _VALUE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -59,16 +57,14 @@ def weight_fates(config: ModelConfig, formats: QuantizationConfig) -> list[Weigh
     Args:
         formats: from `ModelConfig.weight_formats`.
     """
-    file = find_gguf(Path(config.path))
-    assert file is not None, "the checkpoint is a GGUF file"
-    source, architecture = GGUFSource(Path(config.path), file, config.dtype), find_architecture(config)
+    source, architecture = open_files(Path(config.path), config.dtype), find_architecture(config)
 
     def fates(names: list[str], wanted: str, called: str = "") -> Iterator[WeightFate]:
         stored = [source.form(name) for name in names]
         form, keeps = packed_form(stored, wanted), keeps_codes(stored, wanted)
         for name in names:
-            kind, size = source.kind(name).name, _num_bytes(source.shapes[name], form, config.dtype)
-            yield WeightFate(called or name, kind, _what(kind, form, keeps), form, size)
+            size, what = _num_bytes(source.shapes[name], form, config.dtype), _what(source, name, form, keeps)
+            yield WeightFate(called or name, source.kind(name), what, form, size)
 
     embedding, head = architecture.names.embedding, f"{architecture.names.head}.weight"
     stored = source.form(embedding)
@@ -95,12 +91,13 @@ def _layers(
             yield spec.weight_names, formats.mlp
 
 
-def _what(kind: str, form: Form, keeps: bool) -> str:
+def _what(source: CheckpointFiles, name: str, form: Form, keeps: bool) -> str:
+    fidelity = source.fidelity(name)
     if keeps:
-        return fidelity(kind)
+        return fidelity
     if form is not None:
         return "quantized"
-    return "plain" if kind in PLAIN_TYPES else "widened"
+    return "plain" if fidelity == "plain" else "widened"
 
 
 def _num_bytes(shape: tuple[int, ...], form: QuantizedForm | None, dtype: str) -> int:

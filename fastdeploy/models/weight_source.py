@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -73,6 +73,11 @@ class WithoutCodes:
         raise AssertionError(f"{name} has no codes")
 
 
+Fidelity = Literal["plain", "kept", "rounded", "converted"]
+"""What becomes of the values of a weight when it is read as codes: it has none; every value stays; every code stays,
+and scales and minimums are rounded to fp16; it gets new codes."""
+
+
 class CheckpointFiles(WeightSource, Protocol):
     """The tensors that the files of a checkpoint hold, of which some may belong to another part of the model.
 
@@ -81,6 +86,12 @@ class CheckpointFiles(WeightSource, Protocol):
     """
 
     header_formats: set[str]
+
+    def kind(self, name: str) -> str:
+        """Return the name of the type in which a tensor is stored."""
+
+    def fidelity(self, name: str) -> Fidelity:
+        """Return what becomes of a weight that is read as codes."""
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Leave out tensors that belong to another part of the model."""
@@ -109,6 +120,7 @@ class SafetensorsSource(WithoutCodes):
         self._tensors: dict[str, Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._file_names: dict[str, str] = {}
+        self._kinds: dict[str, str] = {}
         self._checked: set[str] = set()  # whose values are finite
         self.header_formats: set[str] = set()
         for path in find_weight_files(directory):
@@ -128,7 +140,9 @@ class SafetensorsSource(WithoutCodes):
     def rename(self, name: str, new_name: str) -> None:
         """Give a tensor another name."""
         if name in self._shapes:
-            self._shapes[new_name], self._file_names[new_name] = self._shapes.pop(name), self._file_names.pop(name)
+            by_names: tuple[dict[str, Any], ...] = self._shapes, self._file_names, self._kinds
+            for by_name in by_names:
+                by_name[new_name] = by_name.pop(name)
         if name in self._tensors:
             self._tensors[new_name] = self._tensors.pop(name)
 
@@ -144,6 +158,14 @@ class SafetensorsSource(WithoutCodes):
                 raise self._not_finite(name)
             self._checked.add(name)
         return tensor
+
+    def kind(self, name: str) -> str:
+        """Return the dtype of a tensor as safetensors spells it."""
+        return self._kinds[name]
+
+    def fidelity(self, name: str) -> Fidelity:
+        """Return that tensors have no codes."""
+        return "plain"
 
     def prepare(self, names: Sequence[str]) -> None:
         """Check several tensors at once, which also brings them into memory.
@@ -187,7 +209,7 @@ class SafetensorsSource(WithoutCodes):
                 )
             if name in self._shapes:
                 raise ConfigError("model", f"tensor {name} is in both {self._file_names[name]} and {path}")
-            self._shapes[name] = tuple(header.get_shape())
+            self._shapes[name], self._kinds[name] = tuple(header.get_shape()), header.get_dtype()
             if 0 not in self._shapes[name]:  # Paddle cannot create empty tensors, and models have none
                 self._tensors[name] = file.get_tensor(stored_name)
             self._file_names[name] = path.name

@@ -26,9 +26,13 @@ OF_COMMANDS = (
 )
 
 
-def rows() -> Iterator[list[str]]:
-    """Yield the cells of every row of a table."""
-    for line in PAGE.splitlines():
+SECTIONS = PAGE.split("\n## ")
+LLAMA_CPP = next(section for section in SECTIONS if section.startswith("From llama.cpp"))
+
+
+def rows(text: str = PAGE.replace(LLAMA_CPP, "")) -> Iterator[list[str]]:
+    """Yield the cells of every row of a table, which begin with a flag of FastDeploy 2.x or vLLM by default."""
+    for line in text.splitlines():
         if line.startswith("| ") and not line.startswith("| ---"):
             yield [cell.strip() for cell in line.strip("|").split(" | ")]
 
@@ -43,6 +47,13 @@ def test_flags_exist_and_have_the_documented_class() -> None:
             for words, flag_class in said.items():
                 if cells[-1].startswith(words):
                     assert flag.flag_class is flag_class, f"--{option} is {flag.flag_class.value}"
+
+
+def test_flags_that_replace_those_of_llama_cpp_exist() -> None:
+    named = [option for cells in rows(LLAMA_CPP) for option in re.findall(r"--([a-z][a-z0-9-]+)", cells[-1])]
+    assert len(named) > 8
+    for option in named:
+        assert option.replace("-", "_") in FLAG_BY_NAME, option
 
 
 def test_commands_exist() -> None:

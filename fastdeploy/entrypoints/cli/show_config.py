@@ -79,7 +79,7 @@ def with_known_model(args: ServeArgs) -> ServeArgs:
 
 def _describe_codes(model: ModelConfig, quantization: QuantizationConfig) -> list[str]:
     """Return a line for each kind of weight of a GGUF file, its types, and what becomes of them."""
-    if not model.gguf or not model.own_codes:
+    if not model.own_codes or model.packed is not None:
         return []
     from fastdeploy.models.weight_report import summarize, tabulate, weight_fates  # imports Paddle
 
