@@ -124,8 +124,8 @@ class ModelConfig:
             ConfigError: there is a format for experts, but the model has none; the weights are packed to others; or
                 they are no codes.
         """
-        if requested.has_own_codes and requested.name != self.own_codes:
-            raise ConfigError("quantization", f"{requested}: {self.name} has no weights that are quantized in this way")
+        for format in requested.own_formats - {self.own_codes}:
+            raise ConfigError("quantization", f"{format}: {self.name} has no weights that are quantized so")
         is_widened = self.own_codes and self.packed is None and self.dtype == "float32"
         formats = requested if requested.is_given else UNQUANTIZED if is_widened else self.quantization
         formats = formats.for_model(self.has_experts)

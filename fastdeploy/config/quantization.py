@@ -71,9 +71,14 @@ class QuantizationConfig:
         return all(format in ("none", None) for format in self._parts.values())
 
     @property
+    def own_formats(self) -> set[str]:
+        """Return the formats of parts that have the codes of the checkpoint."""
+        return {format for format in self._parts.values() if format in OWN_FORMATS}
+
+    @property
     def has_own_codes(self) -> bool:
         """Return whether a part has the codes of the checkpoint."""
-        return any(format in OWN_FORMATS for format in self._parts.values())
+        return bool(self.own_formats)
 
     @property
     def is_given(self) -> bool:

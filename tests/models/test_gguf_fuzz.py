@@ -153,7 +153,7 @@ def damage_counts(chance: random.Random, parts: Parts) -> str:
 
 
 def near(chance: random.Random, item: Any) -> Any:
-    """Return a value that is a little different: another number, or a list with an item changed, missing or repeated."""
+    """Return a value that is a little different: a number nearby, a list with an item changed, missing or repeated."""
     match item:
         case bool():
             return not item

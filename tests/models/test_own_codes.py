@@ -259,6 +259,6 @@ def test_codes_need_bfloat16() -> None:
 
 def test_a_checkpoint_without_codes_cannot_keep_them() -> None:
     for config in (config_of(gguf_path("llama_f32")), ModelConfig.from_pretrained(GOLDEN / "qwen3")):
-        with pytest.raises(ConfigError, match=r"gguf: .* is no GGUF file of quantized weights") as caught:
+        with pytest.raises(ConfigError, match=r"gguf: .* has no weights that are quantized so") as caught:
             config.weight_formats(QuantizationConfig.from_value(GGUF))
         assert caught.value.field == "quantization"
