@@ -7,8 +7,9 @@ from pathlib import Path
 
 from fastdeploy.config.model_config import DType
 from fastdeploy.gguf.folder import find_gguf
+from fastdeploy.models.coded_source import open_safetensors
 from fastdeploy.models.gguf_source import GGUFSource
-from fastdeploy.models.weight_source import CheckpointFiles, SafetensorsSource
+from fastdeploy.models.weight_source import CheckpointFiles
 
 
 def open_files(folder: Path, dtype: DType = "float32") -> CheckpointFiles:
@@ -21,4 +22,4 @@ def open_files(folder: Path, dtype: DType = "float32") -> CheckpointFiles:
         ConfigError: there are no weights, or a file is not valid.
     """
     gguf = find_gguf(folder)
-    return SafetensorsSource(folder) if gguf is None else GGUFSource(folder, gguf, dtype)
+    return open_safetensors(folder, dtype) if gguf is None else GGUFSource(folder, gguf, dtype)

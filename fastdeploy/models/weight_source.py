@@ -25,6 +25,7 @@ from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 _READABLE_DTYPES = ("BF16", "F16", "F32", "F64", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
+_CODE_DTYPES = ("I64", "I32", "I16", "I8", "U8", "F8_E4M3")  # of codes, packed or not, and of what belongs to them
 _DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 _NAMES_SHOWN = 24
 _NAME_LENGTH = 120  # characters of a name that are shown
@@ -109,8 +110,11 @@ class SafetensorsSource(WithoutCodes):
         header_formats: values of `format` in the files' headers: pt, np, ...
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, is_quantized: bool = False) -> None:
         """Open every file and read its header.
+
+        Args:
+            is_quantized: whether config.json says that weights are stored as codes.
 
         Raises:
             ConfigError: there is no safetensors file, a file is incomplete or damaged, tensors are quantized, or a
@@ -122,6 +126,7 @@ class SafetensorsSource(WithoutCodes):
         self._file_names: dict[str, str] = {}
         self._kinds: dict[str, str] = {}
         self._checked: set[str] = set()  # whose values are finite
+        self._is_quantized = is_quantized
         self.header_formats: set[str] = set()
         for path in find_weight_files(directory):
             self._open(path)
@@ -196,16 +201,18 @@ class SafetensorsSource(WithoutCodes):
             names = list(file.keys())
         except (OSError, SafetensorError) as error:
             raise ConfigError("model", f"cannot read {path}: {error!s:.300}") from None
-        refuse_quantized_tensors(names, path)
+        if not self._is_quantized:
+            refuse_quantized_tensors(names, path)
         self.header_formats.update(filter(None, [(file.metadata() or {}).get("format")]))
         for stored_name in names:
             name, header = usual_name(stored_name), file.get_slice(stored_name)
             if is_buffer(name):
                 continue
-            if header.get_dtype() not in _READABLE_DTYPES:
+            readable = (*_READABLE_DTYPES, *_CODE_DTYPES) if self._is_quantized else _READABLE_DTYPES
+            if header.get_dtype() not in readable:
                 raise ConfigError(
                     "model",
-                    f"{path}: tensor {name} is stored as {header.get_dtype()}, expected one of {_READABLE_DTYPES}",
+                    f"{path}: tensor {name} is stored as {header.get_dtype()}, expected one of {readable}",
                 )
             if name in self._shapes:
                 raise ConfigError("model", f"tensor {name} is in both {self._file_names[name]} and {path}")

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Safetensors checkpoints whose linear layers are stored as codes: their weights under the usual names and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from paddle import Tensor
+
+from fastdeploy.config.checkpoint_json import read_json_object
+from fastdeploy.config.model_config import DType
+from fastdeploy.models.weight_source import CheckpointFiles, Fidelity, SafetensorsSource, whole_matrix
+from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.linear import WeightPiece
+from fastdeploy.ops.quantized_form import QuantizedForm
+
+
+class CodedModule(Protocol):
+    """A linear layer whose weight the files store as codes.
+
+    Attributes:
+        companions: names of the tensors in the files that make up its weight.
+        shape: of the weight, [out, in].
+        kind: what the codes are, as reports name it.
+        fidelity: what becomes of the weight's values when it is read as codes.
+        form: that keeps the codes, with inputs of as many bits as the checkpoint intends; None if no form does.
+    """
+
+    companions: tuple[str, ...]
+    shape: tuple[int, int]
+    kind: str
+    fidelity: Fidelity
+    form: QuantizedForm | None
+
+    def coded(self, files: SafetensorsSource) -> CodedPiece:
+        """Return the codes, [out, in].
+
+        Raises:
+            ConfigError: a value is not valid; names file and tensor.
+        """
+
+    def widen(self, files: SafetensorsSource, dtype: DType) -> Tensor:
+        """Return the weight [out, in], computed in fp32 and rounded once.
+
+        Raises:
+            ConfigError: a value is not valid; names file and tensor.
+        """
+
+
+FindModules = Callable[[Mapping[str, Any], SafetensorsSource], Mapping[str, CodedModule]]
+"""Takes quantization_config and the files; returns the modules by the names of their weights, such as X.weight."""
+
+METHODS: Mapping[str, FindModules] = {}
+"""By the `quant_method` of config.json."""
+
+
+class CodedSource:
+    """The tensors of quantized safetensors files. A layer's weight has its usual name and shape.
+
+    Attributes:
+        header_formats: values of `format` in the files' headers.
+    """
+
+    def __init__(self, files: SafetensorsSource, modules: Mapping[str, CodedModule], dtype: DType) -> None:
+        """Hide the tensors of which weights consist.
+
+        Args:
+            modules: by the names of their weights.
+            dtype: to which codes are widened.
+        """
+        self.header_formats = files.header_formats
+        self._files, self._modules, self._dtype = files, dict(modules), dtype
+        hidden = {name for module in modules.values() for name in module.companions}
+        self._shapes = {name: shape for name, shape in files.shapes.items() if name not in hidden}
+        self._shapes |= {name: module.shape for name, module in modules.items()}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every tensor that is not left out."""
+        return self._shapes
+
+    def kind(self, name: str) -> str:
+        """Return how a tensor is stored."""
+        return self._modules[name].kind if name in self._modules else self._files.kind(name)
+
+    def fidelity(self, name: str) -> Fidelity:
+        """Return what becomes of a weight that is read as codes."""
+        return self._modules[name].fidelity if name in self._modules else "plain"
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Leave out tensors that belong to another part of the model."""
+        for name in names:
+            self._shapes.pop(name, None)
+            module = self._modules.pop(name, None)
+            self._files.leave_out([name] if module is None else module.companions)
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Give a tensor another name."""
+        if name in self._shapes:
+            self._shapes[new_name] = self._shapes.pop(name)
+        if name in self._modules:
+            self._modules[new_name] = self._modules.pop(name)
+        else:
+            self._files.rename(name, new_name)
+
+    def form(self, name: str) -> QuantizedForm | None:
+        """Return the form that keeps the codes of a weight."""
+        return self._modules[name].form if name in self._modules else None
+
+    def coded(self, name: str) -> CodedPiece:
+        """Return the codes of a weight that has a form."""
+        return self._modules[name].coded(self._files)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor in the dtype in which it is stored, or widened from codes."""
+        if name in self._modules:
+            return self._modules[name].widen(self._files, self._dtype)
+        return self._files.read(name)
+
+    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
+        """Return the whole matrix in this dtype."""
+        if name in self._modules:
+            return whole_matrix(self._modules[name].widen(self._files, "float32" if dtype == "float32" else "bfloat16"))
+        return self._files.pieces(name, dtype)
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Check several tensors at once; weights that are stored as codes are checked when they are read."""
+        self._files.prepare([name for name in names if name not in self._modules])
+
+    def release(self, name: str) -> None:
+        """Give back the pages of the mapped file."""
+        for stored in self._modules[name].companions if name in self._modules else (name,):
+            self._files.release(stored)
+
+
+def open_safetensors(folder: Path, dtype: DType) -> CheckpointFiles:
+    """Return the tensors of a folder's safetensors files, quantized or not.
+
+    Raises:
+        ConfigError: there are no weights, a file is not valid, or config.json and the files contradict each other.
+    """
+    config = read_json_object(folder / "config.json", "model") or {}
+    quantization = config.get("quantization_config") or config.get("compression_config")
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    if method not in METHODS:
+        return SafetensorsSource(folder)
+    files = SafetensorsSource(folder, is_quantized=True)
+    return CodedSource(files, METHODS[method](quantization, files), dtype)
