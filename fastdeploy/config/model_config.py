@@ -124,14 +124,18 @@ class ModelConfig:
             ConfigError: there is a format for experts, but the model has none; the weights are packed to others; or
                 they are no codes.
         """
-        for format in requested.own_formats - {self.own_codes}:
-            raise ConfigError("quantization", f"{format}: {self.name} has no weights that are quantized so")
+        self.check_has_codes(requested)
         is_widened = self.own_codes and self.packed is None and self.dtype == "float32"
         formats = requested if requested.is_given else UNQUANTIZED if is_widened else self.quantization
         formats = formats.for_model(self.has_experts)
         if self.packed is not None and formats != self.packed.quantization:
             raise ConfigError("quantization", f"{self.name} is packed to {self.packed.quantization}, got {formats}")
         return formats
+
+    def check_has_codes(self, requested: QuantizationConfig) -> None:
+        """Raise ConfigError if formats ask for codes that the checkpoint does not have."""
+        for format in requested.own_formats - {self.own_codes}:
+            raise ConfigError("quantization", f"{format}: {self.name} has no weights that are quantized so")
 
     @property
     def max_context_len(self) -> int:

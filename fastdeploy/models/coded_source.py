@@ -143,8 +143,7 @@ def open_safetensors(folder: Path, dtype: DType) -> CheckpointFiles:
     """
     config = read_json_object(folder / "config.json", "model") or {}
     quantization = config.get("quantization_config") or config.get("compression_config")
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    if method not in METHODS:
+    if not isinstance(quantization, Mapping) or (method := quantization.get("quant_method")) not in METHODS:
         return SafetensorsSource(folder)
     files = SafetensorsSource(folder, is_quantized=True)
     return CodedSource(files, METHODS[method](quantization, files), dtype)

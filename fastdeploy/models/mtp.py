@@ -44,6 +44,7 @@ from fastdeploy.models.weights import check_quantization
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.quantized_form import form_of
 from fastdeploy.ops.registry import selected_backend
 
 HEAD_FOR_DRAFTS = "head for drafts"
@@ -182,19 +183,20 @@ def load_mtp_layers(
     check_quantization(config, quantization)
     architecture = find_architecture(config)
     with selected_backend().on_host():
+        copies_head = needs_head(config, load_choices, quantization.head, target.shared.head.weight)
         if load_choices == "dummy":
             forms = [usual_form(config, architecture, hidden_state)]
             source = DummySource(forms[0].shapes(config), seed=0)
             loader = _loader(source, config, quantization)
         elif config.packed is not None and path in (None, config.path):
             forms = _packed_forms(config, architecture, hidden_state)
-            loader = _packed_loader(config, forms, quantization)
+            loader, copies_head = _packed_loader(config, forms, quantization), HEAD_FOR_DRAFTS in config.packed.entries
         else:
             files = MTPSource(Path(path or config.path), config, architecture, hidden_state)
             forms = forms_without_copies(files, config, architecture)
             loader = _loader(files, config, quantization)
         forms = forms[:max_layers]
-        weights = collect_mtp_weights(loader, config, forms, target.shared.head.weight.quantization, load_choices)
+        weights = collect_mtp_weights(loader, config, forms, copies_head, load_choices)
     buffers = MTPBuffers(target)
     return [
         MTPLayer(layer, target, form.reads_normed, i, buffers) for i, (layer, form) in enumerate(zip(weights, forms))
@@ -275,17 +277,28 @@ def _packed_loader(config: ModelConfig, forms: list[MTPForm], quantization: Quan
     return packed_loader(config, shapes, quantization)
 
 
+def needs_head(config: ModelConfig, load_choices: str, quantization: str, of_target: PackedLinear) -> bool:
+    """Return whether layers without a head of their own need a copy of the target's, because its form is another one.
+
+    Args:
+        quantization: format of the layers' head.
+    """
+    if config.packed is not None and load_choices == "default_v1":
+        return quantization != config.packed.quantization.head
+    return head_form(config, load_choices, quantization) != form_of(of_target)
+
+
 def collect_mtp_weights(
-    loader: WeightLoader, config: ModelConfig, forms: Sequence[MTPForm], target_head: str, load_choices: str
+    loader: WeightLoader, config: ModelConfig, forms: Sequence[MTPForm], copies_head: bool, load_choices: str
 ) -> list[MTPWeights]:
     """Return the weights of MTP layers, of which a loader makes those that its store does not have.
 
     Args:
-        target_head: format of the target's head, which layers without a head share if theirs is the same.
-        load_choices: how a copy of the target's head is loaded in another format.
+        copies_head: whether layers without a head have a copy of the target's in their own format, or share it.
+        load_choices: how the copy is loaded.
     """
     head, head_format = None, loader.quantization.head
-    if head_format != target_head and not all(form.head for form in forms):
+    if copies_head and not all(form.head for form in forms):
         head = loader.store.keep(
             HEAD_FOR_DRAFTS,
             lambda: load_head(config, load_choices, head_format),

@@ -16,7 +16,7 @@ from fastdeploy.config.packed_checkpoint import DATA_FILE, HEADER_FILE, PackedHe
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.loader import open_source
-from fastdeploy.models.mtp import collect_mtp_weights, forms_without_copies, num_mtp_layers
+from fastdeploy.models.mtp import collect_mtp_weights, forms_without_copies, needs_head, num_mtp_layers
 from fastdeploy.models.mtp_source import MTPSource
 from fastdeploy.models.packed_store import PackedWriter, Progress
 from fastdeploy.models.registry import find_architecture
@@ -65,13 +65,14 @@ def _pack(
     mtp_formats = formats.for_mtp_layers(config.dtype)
     with selected_backend().on_host():
         source, layout = open_source(config, architecture, "default_v1", seed=0)
-        load_weights(config, architecture, source, on_progress, layout, formats, writer)
+        weights = load_weights(config, architecture, source, on_progress, layout, formats, writer)
         decoder_bytes = sum(tensor.num_bytes for entry in writer.entries.values() for tensor in entry.tensors.values())
         if num_mtp_layers(config.path):
             layers = MTPSource(Path(config.path), config, architecture)
             loader = WeightLoader(config.dtype, layers, layers.shapes, None, mtp_formats, writer)
             forms = forms_without_copies(layers, config, architecture)
-            collect_mtp_weights(loader, config, forms, formats.head, "default_v1")
+            copies_head = needs_head(config, "default_v1", mtp_formats.head, weights.head)
+            collect_mtp_weights(loader, config, forms, copies_head, "default_v1")
             mtp_tensors = tuple(name for form in forms for name in form.shapes(config))
     return PackedHeader(
         layout=selected_backend().weight_layout,

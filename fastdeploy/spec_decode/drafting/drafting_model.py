@@ -14,7 +14,7 @@ from fastdeploy.config.context_limit import ContextLimit
 from fastdeploy.config.drafting_checkpoint import infer_method_of
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.speculative_config import ModelBasedConfig, MTPConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -172,10 +172,13 @@ def _quantization_of(drafting: DraftingModelConfig, config: EngineConfig) -> Qua
     assert isinstance(config.speculative, ModelBasedConfig)
     model, requested = drafting.config, config.speculative.quantization
     if requested is not None:
-        return QuantizationConfig.from_value(requested).for_model(model.has_experts)
+        formats = QuantizationConfig.from_value(requested)
+        if drafting.path in (None, model.path):
+            model.check_has_codes(formats)
+        return formats.for_model(model.has_experts)
     if drafting.method == "mtp":
         return model.weight_formats(config.quantization).for_mtp_layers(model.dtype)
-    return model.quantization if model.quantization.is_given else config.quantization.for_draft_model()
+    return UNQUANTIZED if model.quantization.is_given else config.quantization.for_draft_model()
 
 
 def describe_drafting_model(
