@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,21 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 
-def rewrite(source: Path, path: Path, kind_of: Callable[[str], str], **metadata: Any) -> Path:
+def rewrite(
+    source: Path, path: Path, kind_of: Callable[[str], str], leaves_out: Collection[str] = (), **metadata: Any
+) -> Path:
     """Write a file with the tensors of another one.
 
     Args:
         kind_of: the type of a matrix by its name; another one than Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, F16, BF16 and F32, or
             one whose blocks do not fill the rows, leaves the matrix as it is.
+        leaves_out: names of tensors that the file does not get.
         metadata: replaced values.
     """
     file, infos, data = GGUFFile.open(source), [], b""
     for name, tensor in file.tensors.items():
+        if name in leaves_out:
+            continue
         kind, rows = stored_as(tensor, kind_of(name)), stored_rows(tensor)
         if kind != tensor.kind.name:
             rows = encode(widen_rows(rows, tensor.kind.name, tensor.shape[-1], "float32"), kind)
