@@ -73,7 +73,7 @@ def describe_engine(
         "speculation": _describe_speculation(config.speculative),
         "notes": [
             *context_notes(config.max_model_len, context, model_config.max_context_len, memory.num_tokens),
-            *_weight_notes(config, model_config),
+            *weight_notes(config, model_config),
         ],
     }
 
@@ -100,7 +100,7 @@ def context_notes(
     return [f"the KV cache is smaller than the context of {context.num_tokens} tokens: {limit}"]
 
 
-def _weight_notes(config: EngineConfig, model_config: ModelConfig) -> list[str]:
+def weight_notes(config: EngineConfig, model_config: ModelConfig) -> list[str]:
     """Return a line that says what became of weights that are stored as codes."""
     if not model_config.own_codes or model_config.packed is not None or config.load_choices == "dummy":
         return []

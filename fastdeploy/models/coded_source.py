@@ -143,7 +143,9 @@ def open_safetensors(folder: Path, dtype: DType) -> CheckpointFiles:
     """
     config = read_json_object(folder / "config.json", "model") or {}
     quantization = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(quantization, Mapping) or (method := quantization.get("quant_method")) not in METHODS:
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    find_modules = METHODS.get(str(method))
+    if find_modules is None:
         return SafetensorsSource(folder)
     files = SafetensorsSource(folder, is_quantized=True)
-    return CodedSource(files, METHODS[method](quantization, files), dtype)
+    return CodedSource(files, find_modules(quantization or {}, files), dtype)

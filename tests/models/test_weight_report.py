@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ import pytest
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.config.quantization import GGUF, UNQUANTIZED
+from fastdeploy.config.quantization import GGUF, UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.engine.description import make_fingerprint
+from fastdeploy.engine.description import make_fingerprint, weight_notes
 from fastdeploy.engine.weight_memory import check_weights_fit, weight_bytes
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
@@ -127,13 +126,12 @@ def test_a_table_has_a_line_for_each_kind_of_weight() -> None:
     ("wanted", "dtype", "said"),
     [("wint4", "bfloat16", "quantized anew: "), ("", "bfloat16", "converted to "), ("", "float32", "widened: ")],
 )
-def test_a_start_says_what_becomes_of_the_weights_in_one_line(
-    wanted: str, dtype: str, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "fastdeploy.models")
-    load(config_of(gguf_path("llama_k"), dtype=dtype), wanted)
-    (record,) = caplog.records
-    assert record.getMessage().startswith(f"{gguf_path('llama_k')}: ") and said in record.getMessage()
+def test_a_start_says_what_becomes_of_the_weights_in_one_line(wanted: str, dtype: str, said: str) -> None:
+    requested = QuantizationConfig.from_value(wanted) if wanted else UNQUANTIZED
+    config = EngineConfig(model=str(gguf_path("llama_k")), quantization=requested)
+    (note,) = weight_notes(config, config_of(gguf_path("llama_k"), dtype=dtype))
+    assert note.startswith("weights of llama_k.gguf: ") and said in note and "\n" not in note
+    assert weight_notes(replace(config, load_choices="dummy"), config_of(gguf_path("llama_k"))) == []
 
 
 @pytest.mark.parametrize(("dtype", "called"), [("bfloat16", "gguf"), ("float32", "float32")])
