@@ -30,6 +30,7 @@ Packed = TypeVar("Packed", Tensor, PackedLinear, PackedExperts)
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (PackedLinear, PackedExperts)}
 Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
 _TENSOR = "Tensor"
+_FORM_FIELDS = {"quantization": str, "group_size": int, "has_minimum": bool}
 Form = QuantizedForm | None  # of a linear layer; None if it is not quantized
 
 
@@ -224,8 +225,9 @@ class PackedReader:
 
 def _form_of_entry(entry: PackedEntry) -> Form:
     """Return the form that the fields of an entry name; raise ValueError or TypeError if there is no such form."""
-    names = (field.name for field in fields(QuantizedForm))
-    values = {name: entry.fields[name] for name in names if name in entry.fields}
+    values = {name: entry.fields[name] for name in _FORM_FIELDS if name in entry.fields}
+    if any(type(value) is not _FORM_FIELDS[name] for name, value in values.items()):
+        raise TypeError(f"unknown form: {values}")
     return None if values.get("quantization", NO_QUANTIZATION) == NO_QUANTIZATION else QuantizedForm(**values)
 
 

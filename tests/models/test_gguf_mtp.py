@@ -23,12 +23,11 @@ from tests.gguf.gguf_files import gguf_path
 from tests.gguf.rewritten import rewrite
 from tests.models.gguf_weights import Formats, config_of, formats
 from tests.models.test_own_codes import Definitions
-from tests.models.test_packed_weights import leaves, loaded
+from tests.models.test_packed_weights import leaves
 from tests.ops.quantized import stored_codes
 
 HEAD, TABLE = "blk.3.nextn.shared_head_head.weight", "blk.3.nextn.embed_tokens.weight"
 W4A8 = QuantizedForm("w4a8", 32)
-__all__ = ["loaded"]  # a fixture
 
 
 @pytest.fixture(autouse=True)

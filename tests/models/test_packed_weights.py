@@ -26,7 +26,6 @@ from fastdeploy.engine.description import make_fingerprint
 from fastdeploy.models import mtp
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
-from fastdeploy.models.mtp import collect_mtp_weights
 from fastdeploy.models.mtp_forms import ernie_form
 from fastdeploy.models.packed_store import PackedWriter
 from fastdeploy.models.packing import pack_checkpoint
@@ -168,19 +167,6 @@ def test_the_fingerprint_is_that_of_the_model_that_was_packed(packed: Path, kv_c
     expected = make_fingerprint(config, plain.config, plain.key_balance, plain.forms)
     assert make_fingerprint(EngineConfig(model="packed"), mapped.config, mapped.key_balance, mapped.forms) == expected
     assert ("balanced_keys" in expected) == (kv_cache_dtype == "int8")
-
-
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[list[mtp.MTPWeights]]:
-    """Return a list that gets the weights of all layers for multi-token prediction that are loaded."""
-    loaded: list[list[mtp.MTPWeights]] = []
-
-    def collect(*arguments: Any) -> list[mtp.MTPWeights]:
-        loaded.append(collect_mtp_weights(*arguments))
-        return loaded[-1]
-
-    monkeypatch.setattr(mtp, "collect_mtp_weights", collect)
-    return loaded
 
 
 @pytest.mark.parametrize(
