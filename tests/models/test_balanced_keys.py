@@ -31,11 +31,16 @@ from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import load_mtp_layers
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.ops.linear import QUANTIZATIONS, WeightPiece
+from tests.gguf.gguf_files import gguf_path
+from tests.gguf.rewritten import rewrite
+from tests.models.gguf_weights import config_of, formats, weights_of
 from tests.models.model_driver import GOLDEN, GOLDEN_NAMES, MAX_MODEL_LEN, MAX_ROWS, Driver, load_golden, log_softmax
 from tests.models.mtp_training import DEMO
 from tests.models.reference_backend import reference_backend
 from tests.models.test_mtp_experts import GLM, GLM_LAYER, Chain
+from tests.models.test_own_codes import Definitions, one_hot_outputs
 from tests.models.test_row_independence import assert_same_bits, tokens_of
+from tests.ops.quantized import stored_codes
 
 QUANTIZED = [(name, q) for q in QUANTIZATIONS for name in ("llama_untied_bias", "glm4_moe_air")]
 SPREAD = ["llama_partial_rotary", "qwen2", "qwen3", "ernie4_5_bias", "ernie4_5_moe", "glm4_moe"]
@@ -210,3 +215,72 @@ def test_keys_whose_pairs_differ_lose_little_in_eight_bits(
 
 def test_keys_of_float32_are_not_balanced() -> None:
     assert not load_golden("qwen3", "float32").key_balance
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the folders of GGUF files be derived in a cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def load_gguf(path: Path, kv_cache_dtype: str, quantization: str = "") -> CausalLM:
+    config = config_of(path, kv_cache_dtype=kv_cache_dtype)
+    return load_model(config, max_rows=MAX_ROWS, max_model_len=MAX_MODEL_LEN, quantization=formats(quantization))
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("quantization", ["", "w8a8", "wint4", "none"])
+@pytest.mark.parametrize("name", ["llama_k", "llama_groups", "qwen2_q8_0", "ernie4_5_q4_1", "glm4moe_groups"])
+def test_balanced_keys_of_codes_change_no_bit_with_a_bf16_cache(
+    name: str, quantization: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = load_gguf(gguf_path(name), "auto", quantization)
+    force_exponents(monkeypatch)
+    balanced = with_wide_cache(load_gguf(gguf_path(name), "int8", quantization))
+    assert balanced.key_balance and not plain.key_balance
+    assert_same_bits(Driver(balanced).run_alone(tokens_of(3), [41, 1, 18]), Driver(plain).run_alone(tokens_of(3)))
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q5_0", "Q8_0"), ("Q4_1", "Q5_1", "Q5_1"), ("Q5_1", "Q4_0", "Q8_0")])
+def test_balanced_keys_keep_the_codes_of_a_fused_layer_and_multiply_its_queries_and_keys(
+    kinds: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_part = dict(zip(("attn_q", "attn_k", "attn_v"), kinds))
+    path = rewrite(
+        gguf_path("llama_f32"), tmp_path / "unlike.gguf", lambda name: of_part.get(name.split(".")[-2], "Q8_0")
+    )
+    plain = weights_of(config_of(path)).layers[0].attention
+    force_exponents(monkeypatch)
+    config = config_of(path, kv_cache_dtype="int8")
+    balanced = weights_of(config).layers[0].attention
+    np.testing.assert_array_equal(stored_codes(balanced.qkv), stored_codes(plain.qkv))
+    assert balanced.key_exponents is not None
+    of_keys = balanced.key_exponents.numpy()
+    of_queries = np.repeat(of_keys, config.num_heads // config.num_kv_heads, axis=0)
+    factors = np.ldexp(1.0, np.concatenate([of_queries.ravel(), -of_keys.ravel(), np.zeros_like(of_keys).ravel()]))
+    assert len(set(factors.tolist())) > 5
+    expected = one_hot_outputs(plain.qkv) * factors[:, None].astype(np.float32)
+    np.testing.assert_array_equal(one_hot_outputs(balanced.qkv), expected)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_exponents_of_codes_follow_from_the_values_for_which_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[NDArray[np.float64]] = []
+
+    def record(squares: NDArray[np.float64], pairs: NDArray[np.intp]) -> Exponents:
+        found.append(squares)
+        return choose_exponents(squares, pairs)
+
+    monkeypatch.setattr(attention_part, "choose_exponents", record)
+    for quantization in ("", "none"):
+        load_gguf(gguf_path("llama_k"), "int8", quantization)
+    defined = Definitions(gguf_path("llama_k"))
+    for index in range(2):
+        values = defined(f"model.layers.{index}.self_attn.k_proj.weight").values()
+        weight = paddle.to_tensor(values).astype("bfloat16").astype("float64").numpy()
+        norm = defined.vector(f"model.layers.{index}.input_layernorm.weight")
+        norm = paddle.to_tensor(norm).astype("bfloat16").astype("float64").numpy()
+        expected = ((weight * norm) ** 2).sum(1).reshape(-1, 16)
+        np.testing.assert_allclose(found[index], expected, rtol=1e-12)
+        np.testing.assert_array_equal(found[index + 2], found[index])

@@ -107,6 +107,12 @@ class Definitions:
     def kind(self, name: str) -> str:
         return self._file.tensors[self._places[name].name].kind.name
 
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """Return the elements of a vector, which is stored as float32."""
+        tensor = self._file.tensors[self._places[name].name]
+        assert tensor.kind.name == "F32" and len(tensor.shape) == 1
+        return stored_rows(tensor).view("<f4").reshape(-1)
+
     def plain(self, name: str) -> NDArray[np.float32]:
         """Return the values of a matrix of a type that is not quantized."""
         tensor = self._file.tensors[self._places[name].name]
