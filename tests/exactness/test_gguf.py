@@ -12,26 +12,32 @@ import pytest
 from msgspec import structs
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.speculative_config import DraftModelConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
+from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine.engine import Engine
 from fastdeploy.gguf.folder import gguf_folder
-from tests.exactness.engines import CHUNKS, NUM_DRAFTS, WAYS, Texts, build, check_speculation, config, exists
-from tests.exactness.requests import run_alone
+from fastdeploy.models.packing import pack_checkpoint
+from tests.exactness.engines import CHUNKS, NUM_DRAFTS, Texts, build, check_drafts, check_speculation, config, exists
+from tests.exactness.requests import run_all, run_alone
 from tests.exactness.test_experts import NUM_BLOCKS, make_requests
 from tests.gguf.gguf_files import gguf_path
 from tests.gguf.rewritten import rewrite
+from tests.models.model_driver import GOLDEN
 from tests.pairwise import pairwise
 
 LAYER = "blk.3."  # for multi-token prediction
 REQUESTED = ("", "w8a8", "w4a8", "wint4", "none")  # "": what the file has
 CACHES = ("auto", "int8")
+NUM_REQUESTS = 8
 Kinds = Callable[[str], str]
 
 
 def mostly(kind: str, **others: str) -> Kinds:
-    """Return the type of all tensors but those whose names begin with a key of `others`, or have it after a layer's."""
+    """Return the type of all tensors but those that have a key of `others` in their names."""
     return lambda name: next((other for part, other in others.items() if part in name), kind)
 
 
@@ -48,17 +54,22 @@ FILES: dict[str, tuple[str, Kinds | None]] = {
     "q8_0": ("qwen2_q8_0", None),
     "k": ("llama_k", None),
     "small-k": ("qwen3_q5_0", mostly("Q5_0", attn_v="Q8_0", ffn_down="Q5_1")),
-    "experts": ("qwen3moe_groups", None),
     "experts-k": ("ernie4_5_moe_k", None),
     "mtp": ("glm4moe_mtp", with_layer("Q8_0", mostly("Q4_0", output="Q8_0"))),
-    "mtp-q4_1": ("glm4moe_mtp", with_layer("Q4_1", mostly("Q5_0", output="Q6_K"))),
+    "mtp-q4_1": ("glm4moe_mtp", with_layer("Q4_1", mostly("Q5_0", output="F16"))),
 }
 LAYERS = ("mtp", "mtp-q4_1")
 METHODS = ("ngram", "suffix", "oracle", "draft_model")
+TOGETHER = ("together", "prefix-hits-together", "preemption", "preemption-prefix-caching")
 CASES = [
-    *pairwise(list(FILES), REQUESTED, CACHES, list(WAYS), METHODS, CHUNKS, NUM_DRAFTS),
-    *pairwise(LAYERS, REQUESTED, CACHES, list(WAYS), ("mtp", "with_ngram"), CHUNKS, NUM_DRAFTS, allowed=exists),
+    *pairwise([name for name in FILES if name not in LAYERS], REQUESTED, CACHES, TOGETHER, METHODS, CHUNKS, NUM_DRAFTS),
+    *pairwise(LAYERS, REQUESTED, CACHES, TOGETHER, ("mtp", "with_ngram"), CHUNKS, NUM_DRAFTS, allowed=exists),
 ]
+
+
+def some_requests() -> list[GenerationRequest]:
+    """Return requests with each way to sample, whose prompts repeat a phrase."""
+    return make_requests()[:NUM_REQUESTS]
 
 
 class Folders:
@@ -106,7 +117,7 @@ class Folders:
 
     def _plain_texts(self, name: str, requested: str, kv_cache: str) -> tuple[list[GenerationRequest], Texts]:
         """Return requests and their plain decoding, one request at a time."""
-        requests = make_requests()
+        requests = some_requests()
         return requests, run_alone(self.engine(name, requested, kv_cache, config()), requests)
 
 
@@ -124,3 +135,105 @@ def test_speculation(
 ) -> None:
     form = name, requested, kv_cache
     check_speculation(way, *folders.plain_texts(*form), method, chunk, num_drafts, folders.change(*form))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_batching_and_chunking(folders: Folders, name: str) -> None:
+    requests, plain = folders.plain_texts(name, "", "auto")
+    assert run_all(folders.engine(name, "", "auto", config(chunk=7)), requests) == plain
+
+
+def test_texts_are_those_of_the_form_and_not_of_another_one(folders: Folders) -> None:
+    texts = [repr(folders.plain_texts("k", requested, "auto")[1]) for requested in REQUESTED]
+    assert len(set(texts)) == len(REQUESTED)
+    (named,) = (run_alone(folders.engine("k", "gguf", "auto", config()), some_requests()),)
+    assert repr(named) == texts[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "requested"),
+    [
+        ("q4_1", ""),
+        ("q5_1-untied", "w8a8"),
+        ("k", "wint4"),
+        ("experts-k", "w4a8"),
+        ("mtp", ""),
+        ("mtp-q4_1", "w4a8"),
+    ],
+)
+def test_a_packed_folder_has_the_texts_of_the_file(folders: Folders, name: str, requested: str, tmp_path: Path) -> None:
+    requests, plain = folders.plain_texts(name, requested, "int8")
+    method = "mtp" if name in LAYERS else "ngram"
+    cfg = folders.change(name, requested, "int8")(config(method, 3, chunk=7))
+    pack_checkpoint(ModelConfig.from_pretrained(cfg.model, dtype=cfg.dtype), tmp_path / "packed", cfg.quantization)
+    file, packed = build(cfg), build(replace(cfg, model=str(tmp_path / "packed"), quantization=UNQUANTIZED))
+    assert run_all(packed, requests) == plain
+    check_drafts(packed, method, 3)
+    assert packed.describe()["fingerprint"] == file.describe()["fingerprint"]
+    assert packed.describe()["weights_bytes"] == file.describe()["weights_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "quantization", "dtype"),
+    [
+        ("q8_0", "q8_0", "", "bfloat16"),
+        ("q8_0", "q8_0", "", "float32"),  # widens the codes of both
+        ("k", "q4_0", "", "bfloat16"),
+        ("k", "q4_0", "none", "bfloat16"),
+        ("experts-k", "q4_1", "w8a8", "bfloat16"),
+        ("glm4_moe", "mtp", "", "bfloat16"),
+        ("mtp", "glm4_moe", "", "bfloat16"),
+        ("mtp", "glm4_moe", "wint8", "bfloat16"),
+    ],
+)
+def test_files_and_checkpoints_draft_for_each_other(
+    folders: Folders, target: str, draft: str, quantization: str, dtype: str
+) -> None:
+    assert {target, draft} - {"glm4_moe"} <= set(FILES)
+
+    def path(name: str) -> str:
+        return str(GOLDEN / name) if name not in FILES else folders.target(name)
+
+    keys = {"method": "draft_model", "model": path(draft), "num_speculative_tokens": 3, "adaptive": False}
+    cfg = replace(folders.change("q4_0", quantization, "auto")(config()), model=path(target), dtype=dtype)
+    requests = some_requests()
+    plain = run_alone(build(cfg), requests)
+    engine = build(replace(cfg, speculative=parse_speculative_config(keys)))
+    assert run_all(engine, requests) == plain
+    stats = engine.stats()
+    assert stats.num_accepted_tokens > 0 and (target == draft or stats.num_draft_tokens > stats.num_accepted_tokens)
+
+
+@pytest.mark.parametrize(
+    ("target", "layer", "quantization"),
+    [
+        ("glm4_moe", "mtp", None),
+        ("mtp", "glm4_moe_mtp", None),
+        ("mtp", "mtp-q4_1", None),
+        ("mtp", "mtp-q4_1", "gguf"),
+        ("mtp-q4_1", "mtp", "w4a8"),
+        ("mtp", "mtp", "none"),
+        ("mtp", "mtp", {"attention": "gguf", "mlp": "w8a8", "experts": "gguf", "head": "wint4"}),
+    ],
+)
+def test_layers_of_another_file_or_in_other_formats_draft_for_a_target(
+    folders: Folders, target: str, layer: str, quantization: str | dict[str, str] | None
+) -> None:
+    def path(name: str) -> str:
+        return str(GOLDEN / name) if name not in FILES else folders.target(name)
+
+    keys = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False, "quantization": quantization}
+    keys |= {} if layer == target else {"model": path(layer)}
+    cfg = replace(folders.change(target if target in FILES else "mtp", "", "auto")(config()), model=path(target))
+    requests = some_requests()
+    engine = build(replace(cfg, speculative=parse_speculative_config(keys)))
+    assert run_all(engine, requests) == run_alone(build(cfg), requests)
+    check_drafts(engine, "mtp", 3)
+
+
+def test_codes_that_neither_target_nor_layer_has_cannot_be_asked_for(folders: Folders) -> None:
+    keys = {"method": "mtp", "num_speculative_tokens": 3, "quantization": "gguf"}
+    cfg = replace(config(), model="demo", speculative=parse_speculative_config(keys))
+    with pytest.raises(ConfigError, match=r"gguf: .* is no GGUF file of quantized weights") as caught:
+        build(cfg)
+    assert caught.value.field == "speculative_config.quantization"
