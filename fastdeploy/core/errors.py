@@ -21,6 +21,7 @@ class ConfigError(FastDeployError):
     """
 
     def __init__(self, field: str, message: str) -> None:
+        message = message.replace("\n", "\\n")  # of a path or a file, so that an error stays one line
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message

@@ -52,8 +52,8 @@ class GGUFFile:
         parts = _other_parts(path, first)
         headers = [first, *map(read_header, parts)]
         tensors: dict[str, GGUFTensor] = {}
-        for index, header in enumerate(headers):
-            _check_part(header, index, len(headers))
+        for index, (file, header) in enumerate(zip((path, *parts), headers, strict=True)):
+            _check_part(file, header, index, len(headers))
             for name, tensor in header.tensors.items():
                 if name in tensors:
                     raise ConfigError(
@@ -62,7 +62,9 @@ class GGUFFile:
                 tensors[name] = tensor
         expected = first.metadata.get(_NUM_TENSORS, len(tensors))
         if parts and expected != len(tensors):
-            raise ConfigError("model", f"{path}: its parts have {len(tensors)} tensors, {_NUM_TENSORS} says {expected}")
+            raise ConfigError(
+                "model", f"{path}: its parts have {len(tensors)} tensors, {_NUM_TENSORS} says {expected!r:.60}"
+            )
         digest = blake2b(digest_size=16)
         for file, header in zip((path, *parts), headers):
             with file.open("rb") as stream:
@@ -103,14 +105,9 @@ def _other_parts(path: Path, first: GGUFHeader) -> list[Path]:
     return parts
 
 
-def _check_part(header: GGUFHeader, index: int, count: int) -> None:
+def _check_part(file: Path, header: GGUFHeader, index: int, count: int) -> None:
     """Compare the number and the count that a part says with those of its name."""
-    if count == 1:
-        return
-    file = next((tensor.file for tensor in header.tensors.values()), None)
-    said = header.metadata.get(_NUMBER), header.metadata.get(_COUNT)
-    if said != (index, count):
-        name = file or f"part {index + 1}"
-        raise ConfigError(
-            "model", f"{name}: expected {_NUMBER} {index} and {_COUNT} {count}, got {said[0]} and {said[1]}"
-        )
+    number, said = header.metadata.get(_NUMBER), header.metadata.get(_COUNT)
+    if count > 1 and (number, said) != (index, count):
+        found = f"{number!r:.60} and {said!r:.60}"
+        raise ConfigError("model", f"{file}: expected {_NUMBER} {index} and {_COUNT} {count}, got {found}")

@@ -118,6 +118,8 @@ def read_vocabulary(metadata: Mapping[str, Any], where: str) -> Vocabulary:
     if model not in _MODELS:
         expected = "a tokenizer of kind " + " or ".join(_MODELS)
         vocabulary.refuse(f"{PREFIX}model", f"expected {expected}, got {'none' if model is None else repr(model)[:80]}")
+    if metadata.get(f"{PREFIX}suppress_tokens"):
+        vocabulary.refuse(f"{PREFIX}suppress_tokens", "tokens that are never generated are not supported")
     for index, text in enumerate(vocabulary.read_texts("tokens")):
         text = text or f"[EMPTY_{index}]"  # as llama.cpp calls it
         if text in ids:

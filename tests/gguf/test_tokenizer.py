@@ -171,6 +171,7 @@ BAD_LISTS: list[tuple[str, Any, str]] = [
     ("eos_token_id", -1, "expected the id of one of the [0-9]+ tokens, got -1"),
     ("eot_token_id", "2", "expected the id of one of the [0-9]+ tokens, got '2'"),
     ("add_bos_token", 1, "expected true or false, got 1"),
+    ("suppress_tokens", [1], "tokens that are never generated are not supported"),
 ]
 BAD_MERGES: list[tuple[str, Any, str]] = [
     ("merges", None, "expected a list"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import shutil
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastdeploy.config.model_config import ModelConfig
@@ -21,6 +23,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.ggml_types import GGML_TYPES, TYPES_BY_ID
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.gguf.file import part_name
 from fastdeploy.gguf.folder import gguf_folder
 from fastdeploy.gguf.header import GGUFTensor, read_header
 from fastdeploy.gguf.metadata import _NEUTRAL, SAMPLING_KEYS
@@ -153,7 +156,7 @@ def damage_counts(chance: random.Random, parts: Parts) -> str:
 
 
 def near(chance: random.Random, item: Any) -> Any:
-    """Return a value that is a little different: a number nearby, a list with an item changed, missing or repeated."""
+    """Return a value that is a little different: another number, or a list with a wrong, missing or repeated item."""
     match item:
         case bool():
             return not item
@@ -263,16 +266,52 @@ DAMAGES: tuple[Callable[[random.Random, Parts], str], ...] = (
 )
 
 
-def write_damaged(chance: random.Random, path: Path) -> str:
-    """Write a file with a few mistakes; return what they are in."""
+def damage_parts(chance: random.Random, path: Path) -> Path:
+    """Divide a file into two or three, with a mistake more often than not; return the first one."""
+    count, whole = chance.choice((2, 3)), Parts(path)
+    files = [path.with_name(part_name("m", number + 1, count)) for number in range(count)]
+    keys = {"split.count": count, "split.tensors.count": len(whole.tensors)}
+    for number, file in enumerate(files):
+        part = Parts(path)
+        part.tensors = whole.tensors[number::count]
+        metadata = [*(whole.metadata if number == 0 else ()), *{"split.no": number, **keys}.items()]
+        if chance.random() < 0.15:
+            key = chance.choice(("split.no", *keys))
+            metadata = [(name, chance.choice(ENCODED) if name == key else item) for name, item in metadata]
+        part.metadata = metadata
+        part.write(file)
+    other = files[chance.randrange(count)]
+    match chance.randrange(7):
+        case 0:
+            other.unlink()
+        case 1:
+            other.write_bytes(chance.choice(files).read_bytes())
+        case 2:
+            shutil.copy(gguf_path(chance.choice(NAMES)), other)
+        case 3:
+            os.truncate(other, chance.randrange(other.stat().st_size))
+        case 4:
+            first, last = files[0].read_bytes(), files[-1].read_bytes()
+            files[0].write_bytes(last)
+            files[-1].write_bytes(first)
+        case 5:
+            files[0] = other
+    return files[0]
+
+
+def write_damaged(chance: random.Random, path: Path) -> tuple[Path, str]:
+    """Write a file with a few mistakes; return the file, and what they are in."""
     source = gguf_path(chance.choice(NAMES))
     if chance.random() < 0.15:
         shutil.copy(source, path)
-        return f"{source.stem}: {damage_bytes(chance, path)}"
+        return path, f"{source.stem}: {damage_bytes(chance, path)}"
+    if chance.random() < 0.1:
+        shutil.copy(source, path)
+        return damage_parts(chance, path), f"{source.stem}: parts"
     parts = Parts(source)
     damaged = [chance.choice(DAMAGES)(chance, parts) for _ in range(chance.choice((1, 1, 1, 2, 3)))]
     parts.write(path)
-    return f"{source.stem}: {', '.join(damaged)}"
+    return path, f"{source.stem}: {', '.join(damaged)}"
 
 
 def read_everything(path: Path) -> None:
@@ -303,23 +342,26 @@ def bounded_memory(num_bytes: int) -> Iterator[None]:
 def check_damaged_files(folder: Path, count: int, seed: int) -> tuple[int, int]:
     """Read damaged files; return how many were loaded and how many refused."""
     chance, num_loaded, num_refused = random.Random(seed), 0, 0
-    path, cache = folder / "m.gguf", folder / "fastdeploy" / "gguf"
     for index in range(count):
-        damaged, begin = write_damaged(chance, path), time.monotonic()
+        shutil.rmtree(folder / "files", ignore_errors=True)
+        (place := folder / "files").mkdir()
+        (path, damaged), begin = write_damaged(chance, place / "m.gguf"), time.monotonic()
+        case = f"seed {seed}, number {index}: {damaged}"
         try:
             with bounded_memory(MAX_MORE_BYTES):
                 read_everything(path)
             num_loaded += 1
-            print(f"LOADED {damaged}")
         except ConfigError as error:
-            case = f"seed {seed}, number {index}: {damaged}: {str(error)[:300]}"
-            assert len(str(error)) < 4000 and "\n" not in str(error) and str(path) in str(error), case
-            print(case)
+            message = str(error)
+            assert len(message) < 4000 and "\n" not in message and f"{place}/" in message, f"{case}: {message:.300}"
             num_refused += 1
         except BaseException as error:
-            raise AssertionError(f"seed {seed}, number {index}: {damaged} raised {error!r:.200}") from error
-        assert time.monotonic() - begin < MAX_S, f"seed {seed}, number {index}: {damaged}"
-        shutil.rmtree(cache, ignore_errors=True)
+            raise AssertionError(f"{case} raised {error!r:.200}") from error
+        assert time.monotonic() - begin < MAX_S, case
+        for made in (folder / "fastdeploy" / "gguf").glob("*"):
+            ModelConfig.from_pretrained(made)  # what is there is complete
+            assert not made.name.startswith("."), f"{case}: {made} is left"
+            shutil.rmtree(made)
     return num_loaded, num_refused
 
 
@@ -327,6 +369,46 @@ def check_damaged_files(folder: Path, count: int, seed: int) -> tuple[int, int]:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the files' folders be derived in a cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def changed(path: Path, name: str, source: str, **changes: Any) -> Path:
+    """Write a file in which a tensor has other attributes."""
+    parts = Parts(gguf_path(source))
+    tensor = next(tensor for tensor in parts.tensors if tensor.name == name)
+    for attribute, value_ in changes.items():
+        setattr(tensor, attribute, value_)
+    tensor.fill()
+    parts.write(path)
+    return path
+
+
+LARGE_SCALE, LARGE_BLOCK = np.float16(600.0).tobytes(), np.float16(65000.0).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "kind", "data", "word"),
+    [
+        ("qwen2_q8_0", "blk.0.ffn_up.weight", "Q8_0", LARGE_SCALE + b"\x01" * 32, "scale over 511.75"),
+        ("qwen2_k", "blk.0.attn_k.weight", "Q6_K", b"\x7f" * 208 + LARGE_BLOCK, "scale over 511.75"),
+        ("qwen2_k", "blk.0.attn_k.weight", "Q4_K", b"\0\0" + LARGE_BLOCK + b"\x3f" * 140, "minimum that is too large"),
+        ("llama_f32", "blk.0.ffn_up.weight", "F32", b"\xff\xff\x7f\x7f", "too large for bfloat16"),
+        ("llama_f32", "output_norm.weight", "F64", struct.pack("<d", 3.4e38), "too large for bfloat16"),
+        ("llama_f32", "output_norm.weight", "F64", struct.pack("<d", 1e300), "row 0 that is not finite"),
+    ],
+)
+def test_numbers_that_are_too_large_to_compute_with_are_refused_by_their_tensor(
+    tmp_path: Path, source: str, name: str, kind: str, data: bytes, word: str
+) -> None:
+    path = changed(tmp_path / "m.gguf", name, source, type_id=GGML_TYPES[kind].type_id, data=data)
+    with pytest.raises(ConfigError) as error:
+        read_everything(path)
+    assert f"{path}: tensor {name} " in str(error.value) and word in str(error.value)
+
+
+def test_experts_with_a_leading_dimension_of_one_are_read(tmp_path: Path) -> None:
+    name = "blk.1.ffn_up_exps.weight"
+    shape = read_header(gguf_path("qwen3moe_groups")).tensors[name].shape
+    read_everything(changed(tmp_path / "m.gguf", name, "qwen3moe_groups", shape=(1, *shape)))
 
 
 def test_damaged_files_are_loaded_or_refused_with_one_error(tmp_path: Path) -> None:
