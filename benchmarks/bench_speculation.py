@@ -31,7 +31,6 @@ import gc
 import json
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -135,8 +134,8 @@ class SharedMemory:
         pool = engine.scheduler.kv_cache_manager.pool
         if not self._block_ids:
             self._block_ids = random.Random(0).sample(range(pool.num_blocks), pool.num_blocks)
-        own = [self._block_ids.pop() for _ in range(pool.num_blocks // self.num_engines)]
-        pool._free = OrderedDict.fromkeys(own)
+        pool.allocate(pool.num_blocks)  # those of the other engines stay allocated
+        pool.release([self._block_ids.pop() for _ in range(pool.num_blocks // self.num_engines)])
         return engine
 
     def _load_once(
