@@ -234,6 +234,6 @@ def test_layers_of_another_file_or_in_other_formats_draft_for_a_target(
 def test_codes_that_neither_target_nor_layer_has_cannot_be_asked_for(folders: Folders) -> None:
     keys = {"method": "mtp", "num_speculative_tokens": 3, "quantization": "gguf"}
     cfg = replace(config(), model="demo", speculative=parse_speculative_config(keys))
-    with pytest.raises(ConfigError, match=r"gguf: .* is no GGUF file of quantized weights") as caught:
+    with pytest.raises(ConfigError, match=r"gguf: .* has no weights that are quantized so") as caught:
         build(cfg)
     assert caught.value.field == "speculative_config.quantization"
