@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +31,41 @@ def rewrite(
         leaves_out: names of tensors that the file does not get.
         metadata: replaced values.
     """
-    file, infos, data = GGUFFile.open(source), [], b""
+    file, contents = GGUFFile.open(source), {}
     for name, tensor in file.tensors.items():
-        if name in leaves_out:
-            continue
-        kind, rows = stored_as(tensor, kind_of(name)), stored_rows(tensor)
+        kind, rows = stored_as(name, tensor.shape, tensor.kind.name, kind_of(name)), stored_rows(tensor)
         if kind != tensor.kind.name:
             rows = encode(widen_rows(rows, tensor.kind.name, tensor.shape[-1], "float32"), kind)
-        infos.append(info(name, tensor.shape, GGML_TYPES[kind].type_id, len(data)))
+        if name not in leaves_out:
+            contents[name] = tensor.shape, kind, rows
+    return _write(path, {**file.metadata, **metadata}, contents)
+
+
+def write_gguf(
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Floats], kind_of: Callable[[str], str]
+) -> Path:
+    """Write a file with these values; `kind_of` is as for `rewrite`, with F32 where its type does not fit."""
+    contents = {}
+    for name, values in tensors.items():
+        kind = stored_as(name, values.shape, "F32", kind_of(name))
+        contents[name] = values.shape, kind, encode(values.reshape(-1, values.shape[-1]), kind)
+    return _write(path, metadata, contents)
+
+
+def _write(path: Path, metadata: Mapping[str, Any], contents: Mapping[str, tuple[tuple[int, ...], str, Bytes]]) -> Path:
+    """Write tensors, of which shape, type and rows are given."""
+    infos, data = [], b""
+    for name, (shape, kind, rows) in contents.items():
+        infos.append(info(name, shape, GGML_TYPES[kind].type_id, len(data)))
         data += aligned(rows.tobytes())
-    path.write_bytes(aligned(header({**file.metadata, **metadata}, infos)) + data)
+    path.write_bytes(aligned(header(metadata, infos)) + data)
     return path
 
 
-def stored_as(tensor: GGUFTensor, wanted: str) -> str:
-    """Return the type that `rewrite` gives a tensor; norms, biases and routers keep theirs."""
-    name = tensor.name
-    is_kept = len(tensor.shape) == 1 or "_norm" in name or "ffn_gate_inp" in name or not name.endswith(".weight")
-    if is_kept or wanted not in ENCODERS or tensor.shape[-1] % GGML_TYPES[wanted].block_values:
-        return tensor.kind.name
-    return wanted
+def stored_as(name: str, shape: Sequence[int], own: str, wanted: str) -> str:
+    """Return the type of a tensor: `own` for norms, biases and routers, and where the type does not fit."""
+    is_kept = len(shape) == 1 or "_norm" in name or "ffn_gate_inp" in name or not name.endswith(".weight")
+    return own if is_kept or wanted not in ENCODERS or shape[-1] % GGML_TYPES[wanted].block_values else wanted
 
 
 def stored_rows(tensor: GGUFTensor) -> Bytes:

@@ -109,6 +109,11 @@ def requests_of(cell: Cell) -> list[GenerationRequest]:
 def engine_of(cell: Cell, folder: Path) -> Engine:
     """Build the engine of a cell."""
     engine_factory.failing_operators = lambda device: frozenset(filter(None, [cell.failing]))
+    return make_engine(config_of(cell, folder))
+
+
+def config_of(cell: Cell, folder: Path, device: str = "gpu") -> EngineConfig:
+    """Return the configuration of a cell."""
     is_hybrid = cell.method in EXTENSIONS
     speculative = {
         "method": "mtp" if is_hybrid else cell.method,
@@ -117,24 +122,20 @@ def engine_of(cell: Cell, folder: Path) -> Engine:
         "model": str(folder / "draft") if cell.method == "draft_model" else None,
         "adaptive": None if cell.method == "naive" else False,
     }
-    return make_engine(
-        EngineConfig(
-            model=str(folder / "target"),
-            device="gpu",
-            dtype="bfloat16",
-            max_model_len=64,
-            quantization=QuantizationConfig.from_value(cell.quantization),
-            cache=CacheConfig(
-                block_size=16,
-                num_blocks=40,
-                enable_prefix_caching=cell.prefix_caching,
-                dtype=cell.kv_cache_dtype,
-            ),
-            scheduler=SchedulerConfig(
-                max_num_seqs=8, max_num_batched_tokens=64, long_prefill_token_threshold=cell.chunk
-            ),
-            speculative=parse_speculative_config({k: v for k, v in speculative.items() if v is not None}),
-        )
+    return EngineConfig(
+        model=str(folder / "target"),
+        device=device,
+        dtype="bfloat16",
+        max_model_len=64,
+        quantization=QuantizationConfig.from_value(cell.quantization),
+        cache=CacheConfig(
+            block_size=16,
+            num_blocks=40,
+            enable_prefix_caching=cell.prefix_caching,
+            dtype=cell.kv_cache_dtype,
+        ),
+        scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, long_prefill_token_threshold=cell.chunk),
+        speculative=parse_speculative_config({k: v for k, v in speculative.items() if v is not None}),
     )
 
 

@@ -9,11 +9,14 @@ prediction passes the embedding on, so that it proposes the next token of the cy
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+
+from tests.gguf.rewritten import write_gguf
 
 VOCAB_SIZE, HIDDEN, INNER, NUM_LAYERS, NUM_HEADS, HEAD_DIM = 512, 64, 128, 2, 2, 64
 CYCLE = 11  # tokens after which a text repeats itself, if nothing else happens
@@ -28,7 +31,19 @@ def write_model(folder: Path, seed: int = 0, noise: float = 1.2, has_mtp_layer: 
         noise: size of the layers' contribution.
         has_mtp_layer: whether it contains a layer for multi-token prediction.
     """
-    rng, shared = np.random.default_rng([seed, 1]), np.random.default_rng(0)
+    rng = np.random.default_rng([seed, 1])
+    tensors = model_tensors(seed, noise, rng)
+    if has_mtp_layer:
+        tensors |= _mtp_layer(tensors, rng, noise)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(_CONFIG))
+    return folder
+
+
+def model_tensors(seed: int, noise: float, rng: np.random.Generator | None = None) -> Tensors:
+    """Return the weights of the decoder; the layers' are taken from `rng`, which follows from the seed."""
+    rng, shared = rng or np.random.default_rng([seed, 1]), np.random.default_rng(0)
     embedding = shared.standard_normal((VOCAB_SIZE, HIDDEN)).astype(np.float32)
     tensors: Tensors = {
         "model.embed_tokens.weight": embedding,
@@ -37,12 +52,26 @@ def write_model(folder: Path, seed: int = 0, noise: float = 1.2, has_mtp_layer: 
     }
     for index in range(NUM_LAYERS):
         tensors |= _block(f"model.layers.{index}", rng, noise)
-    if has_mtp_layer:
-        tensors |= _mtp_layer(tensors, rng, noise)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-    return folder
+    return tensors
+
+
+def write_gguf_model(path: Path, kind_of: Callable[[str], str], seed: int = 0, is_tied: bool = False) -> Path:
+    """Write the same model, without a layer for multi-token prediction and a tokenizer, as a GGUF file.
+
+    Args:
+        kind_of: the type of a matrix by its name in the file.
+        is_tied: whether the head is the embedding, so that a token is most likely followed by itself.
+    """
+    values = model_tensors(seed, 1.2)
+    if is_tied:
+        del values["lm_head.weight"]
+    return write_gguf(path, _METADATA, {_gguf_name(name): value for name, value in values.items()}, kind_of)
+
+
+def _gguf_name(name: str) -> str:
+    for ours, theirs in _GGUF_NAMES.items():
+        name = name.replace(ours, theirs)
+    return name
 
 
 def _previous(token: int) -> int:
@@ -107,4 +136,32 @@ _CONFIG = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "hidden_act": "silu",
+}
+_METADATA = {
+    "general.architecture": "qwen3",
+    "tokenizer.ggml.model": "no_vocab",
+    "qwen3.vocab_size": VOCAB_SIZE,
+    "qwen3.embedding_length": HIDDEN,
+    "qwen3.feed_forward_length": INNER,
+    "qwen3.block_count": NUM_LAYERS,
+    "qwen3.attention.head_count": NUM_HEADS,
+    "qwen3.attention.head_count_kv": 1,
+    "qwen3.attention.key_length": HEAD_DIM,
+    "qwen3.attention.value_length": HEAD_DIM,
+    "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
+    "qwen3.context_length": 512,
+    "qwen3.rope.freq_base": 10000.0,
+}
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers.": "blk.",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
