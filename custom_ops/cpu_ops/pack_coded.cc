@@ -33,33 +33,39 @@ struct CodedOutput {
     const int32_t offset = QuantizedForm{form.quantization, 0, false}.code_offset();
     return form.has_minimum && piece.minimums != nullptr ? 0 : offset;
   }
-  uint16_t scale(int64_t input) const { return piece.scales == nullptr ? kHalfOne : piece.scales[at(input)]; }
-  uint16_t minimum(int64_t input) const {
-    return piece.minimums == nullptr ? negative_multiple(scale(input), code_offset()) : piece.minimums[at(input)];
-  }
 
   // Writes the output to a panel, and its codes [padded_k]; returns what is wrong with it.
   PackError write(int64_t lane, uint8_t* codes, uint8_t* panel) const {
     const float factor = piece.factors[index];
     if (!(factor - factor == 0)) return PackError::kNotFinite;
     std::memcpy(panel + 4 * lane, &factor, 4);
-    auto* scales = reinterpret_cast<uint16_t*>(panel + kFactorBytes) + lane;
-    auto* minimums = reinterpret_cast<uint16_t*>(panel + kFactorBytes + scale_bytes(form, k)) + lane;
-    for (int64_t group = 0; group < form.num_groups(k); ++group) {
-      const int64_t input = group * form.group_size;
-      scales[group * kPanel] = scale(input);
-      if (!is_finite(scale(input))) return PackError::kNotFinite;
-      if (!form.has_minimum) continue;
-      minimums[group * kPanel] = minimum(input);
-      if (!is_finite(minimum(input))) return PackError::kNotFinite;
-    }
+    if (!write_groups(lane, panel)) return PackError::kNotFinite;
     return write_codes(codes);
   }
 
  private:
-  int64_t at(int64_t input) const {
-    if (piece.group_size == 0) return index;
-    return index * ((k + piece.group_size - 1) / piece.group_size) + input / piece.group_size;
+  // Writes the scales and minimums, each as often as groups of the packed weight fit into one of the piece; returns
+  // whether all are finite.
+  bool write_groups(int64_t lane, uint8_t* panel) const {
+    auto* scales = reinterpret_cast<uint16_t*>(panel + kFactorBytes) + lane;
+    auto* minimums = reinterpret_cast<uint16_t*>(panel + kFactorBytes + scale_bytes(form, k)) + lane;
+    const int64_t num_groups = form.num_groups(k), size = piece.group_size;
+    const int64_t repeats = size == 0 ? num_groups : size / form.group_size;
+    int64_t from = index * (size == 0 ? 1 : (k + size - 1) / size);
+    bool all_finite = true;
+    for (int64_t group = 0; group < num_groups; ++from) {
+      const uint16_t scale = piece.scales == nullptr ? kHalfOne : piece.scales[from];
+      const uint16_t minimum = !form.has_minimum           ? 0
+                               : piece.minimums == nullptr ? negative_multiple(scale, code_offset())
+                                                           : piece.minimums[from];
+      all_finite = all_finite && is_finite(scale) && is_finite(minimum);
+      const int64_t end = group + repeats < num_groups ? group + repeats : num_groups;
+      for (; group < end; ++group) {
+        scales[group * kPanel] = scale;
+        if (form.has_minimum) minimums[group * kPanel] = minimum;
+      }
+    }
+    return all_finite;
   }
   PackError write_codes(uint8_t* codes) const {
     const uint8_t* from = piece.codes + index * k;

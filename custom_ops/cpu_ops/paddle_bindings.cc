@@ -126,7 +126,9 @@ void pack_coded(const std::vector<Tensor>& codes, const std::vector<Tensor>& fac
   for (size_t i = 0; i < count; ++i) {
     const Argument code{op, "codes", codes[i]}, factor{op, "factors", factors[i]};
     const int64_t size = group_sizes[i], groups = size == 0 ? 1 : (args.k + size - 1) / size;
-    const int64_t rows = code.has_dtype(paddle::DataType::UINT8).has_shape({-1, args.k}).size(0);
+    const int64_t rows = code.has_dtype(minimums[i].numel() == 0 ? paddle::DataType::INT8 : paddle::DataType::UINT8)
+                             .has_shape({-1, args.k})
+                             .size(0);
     require(size == 0 || (args.form.group_size > 0 && size % args.form.group_size == 0), op, "group_size",
             "a multiple of the packed weight's", size);
     pieces.push_back({code.data<uint8_t>(), factor.has_dtype(paddle::DataType::FLOAT32).has_shape({rows}).data<float>(),

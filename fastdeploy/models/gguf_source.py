@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
@@ -20,7 +21,7 @@ from fastdeploy.gguf.header import GGUFTensor, shown
 from fastdeploy.gguf.tensor_names import TensorPlace, tensor_names
 from fastdeploy.models.finite import is_finite
 from fastdeploy.models.weight_source import Fidelity, whole_matrix
-from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.coded_piece import CodedPiece, StoredCodes
 from fastdeploy.ops.ggml_blocks import code_bits, fidelity, find_bad_scale, has_minimum, split_rows, widen_rows
 from fastdeploy.ops.linear import WeightPiece
 from fastdeploy.ops.quantized_form import QuantizedForm
@@ -31,6 +32,7 @@ MAX_SCALE = 511.75
 """The largest fp16 number by 128: packed with a tensor that has minimums, one without gets minimums of -128 scales."""
 _BEYOND_BFLOAT16 = ("F32", "F64")  # types with larger numbers than bfloat16 has
 _EXACT_DTYPES: Mapping[str, DType] = {"BF16": "bfloat16"}  # of types of which no value needs float32
+_STORED_AS: Mapping[tuple[str, str], type] = {("BF16", "bfloat16"): np.uint16, ("F32", "float32"): np.float32}
 
 
 class GGUFSource:
@@ -55,11 +57,10 @@ class GGUFSource:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._places: dict[str, TensorPlace] = dict(tensor_names(config, file.tensors, str(file.path)))
         try:
-            self._memory = {part: np.memmap(part, np.uint8, "r") for part in file.parts}
+            self._memory = {part: np.asarray(np.memmap(part, np.uint8, "r")) for part in file.parts}
         except OSError as error:
             raise ConfigError("model", f"cannot read {file.path}: {error.strerror or error}") from None
         self._shapes = {name: place.shape for name, place in self._places.items()}
-        self._checked: set[str] = set()  # whose values are finite
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -96,25 +97,38 @@ class GGUFSource:
             return None
         return QuantizedForm("wint4" if code_bits(kind) == 4 else "wint8", _GROUP, has_minimum(kind))
 
-    def coded(self, name: str) -> CodedPiece:
+    def coded(self, name: str) -> StoredCodes:
         """Return the codes of a weight that has a form, with its rows in the order of Hugging Face."""
-        tensor = self._tensor(name)
-        split = split_rows(self._rows(name), tensor.kind.name, tensor.shape[-1], self._order(name))
+        form, (num_outputs, num_inputs) = self.form(name), self._shapes[name]
+        assert form is not None, f"{name} has codes"
+        return StoredCodes(num_outputs, num_inputs, form.group_size, form.has_minimum, partial(self._split, name))
+
+    def _split(self, name: str, begin: int, end: int) -> CodedPiece:
+        """Return the codes of rows [begin, end)."""
+        tensor, wrap = self._tensor(name), selected_backend().host_tensor
+        rows, order = self._rows(name, begin, end)
+        split = split_rows(rows, tensor.kind.name, tensor.shape[-1], order)
         if not _largest(split.scales) <= MAX_SCALE:
             raise self._bad_value(tensor, f"has a scale over {MAX_SCALE:g}")
         if split.minimums is not None and not np.isfinite(_largest(split.minimums)):
             raise self._bad_value(tensor, "has a minimum that is too large for fp16")
-        minimums = None if split.minimums is None else paddle.to_tensor(split.minimums)
-        return CodedPiece(paddle.to_tensor(split.codes), paddle.to_tensor(split.scales), minimums, split.group_size)
+        minimums = None if split.minimums is None else wrap(split.minimums)
+        return CodedPiece(wrap(split.codes), wrap(split.scales), minimums, split.group_size)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor in the dtype in which it is stored, or widened from codes."""
+        """Return a tensor in the dtype in which it is stored, or widened from codes.
+
+        Its memory is the mapped file if the values are stored in this dtype and in order.
+
+        Raises:
+            ConfigError: a value or scale is not finite.
+        """
         kind = self.kind(name)
         is_plain = kind in PLAIN_TYPES
         return self._widen(name, _EXACT_DTYPES.get(kind, "float32") if is_plain else self._dtype)
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
-        """Return the whole matrix in this dtype, rounded once."""
+        """Return the whole matrix in this dtype, rounded once; without a copy as `read` does."""
         return whole_matrix(self._widen(name, "float32" if dtype == "float32" else "bfloat16"))
 
     def prepare(self, names: Sequence[str]) -> None:
@@ -126,30 +140,34 @@ class GGUFSource:
         selected_backend().release_pages(rows.ctypes.data, rows.nbytes)
 
     def _widen(self, name: str, dtype: DType) -> Tensor:
-        tensor, order, shape = self._tensor(name), self._order(name), self._shapes[name]
-        if len(shape) > 1:
-            values = widen_rows(self._rows(name), tensor.kind.name, tensor.shape[-1], dtype, order)
+        tensor, shape = self._tensor(name), self._shapes[name]
+        is_matrix, kind = len(shape) > 1, tensor.kind.name
+        rows, order = self._rows(name, 0, shape[0] if is_matrix else 1)
+        if order is None and (kind, dtype) in _STORED_AS:
+            values: NDArray[Any] = rows.view(_STORED_AS[kind, dtype])
         else:
-            values = widen_rows(self._rows(name), tensor.kind.name, tensor.shape[-1], dtype)
-            values = values if order is None else values[:, order]
-        wide = paddle.to_tensor(values.reshape(shape))
-        if tensor.kind.name in _BEYOND_BFLOAT16 and not is_finite(wide):
+            values = widen_rows(rows, kind, tensor.shape[-1], dtype, order)
+        elements = None if is_matrix else self._order(name)
+        values = values.reshape(shape) if elements is None else values[0, elements]
+        wide = selected_backend().host_tensor(values)
+        if kind in _BEYOND_BFLOAT16 and dtype == "bfloat16" and not is_finite(wide):
             raise self._bad_value(tensor, "has a value that is too large for bfloat16")
         return wide
 
-    def _rows(self, name: str) -> NDArray[np.uint8]:
-        """Return the blocks of a tensor, [rows, bytes], in the mapped file.
+    def _rows(self, name: str, begin: int, end: int) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
+        """Return blocks [rows, bytes] in the mapped file, and which of them are rows [begin, end); None for all.
 
         Raises:
             ConfigError: a value or scale is not finite.
         """
         rows, tensor = self._stored_rows(name), self._tensor(name)
-        if name not in self._checked:
-            row = find_bad_scale(rows, tensor.kind.name, tensor.shape[-1])
-            if row is not None:
-                raise self._bad_value(tensor, f"has a value in row {row} that is not finite")
-            self._checked.add(name)
-        return rows
+        order = self._order(name) if len(self._shapes[name]) > 1 else None
+        rows, order = (rows[begin:end], None) if order is None else (rows, order[begin:end])
+        bad = find_bad_scale(rows, tensor.kind.name, tensor.shape[-1], order)
+        if bad is not None:
+            row = begin + bad if order is None else order[bad]
+            raise self._bad_value(tensor, f"has a value in row {row} that is not finite")
+        return rows, order
 
     def _bad_value(self, tensor: GGUFTensor, problem: str) -> ConfigError:
         return ConfigError("model", f"{tensor.file}: tensor {shown(tensor.name)} {problem}")

@@ -17,7 +17,7 @@ from fastdeploy.models.layer_parts import LayerParts
 from fastdeploy.models.weight_loader import LinearKind, LinearSpec, Shapes
 from fastdeploy.models.weight_source import ROUTER_WEIGHT, CheckpointFiles, WeightSource, whole_matrix
 from fastdeploy.models.weights import check_shapes, expected_shapes
-from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.coded_piece import Codes
 from fastdeploy.ops.linear import WeightPiece
 from fastdeploy.ops.quantized_form import QuantizedForm
 
@@ -106,7 +106,7 @@ class StoredSource:
         stored = self._stored[name]
         return None if stored.is_linear or stored.num_groups else self._source.form(stored.name)
 
-    def coded(self, name: str) -> CodedPiece:
+    def coded(self, name: str) -> Codes:
         """Return the codes of a weight that has a form."""
         return self._source.coded(self._stored[name].name)
 

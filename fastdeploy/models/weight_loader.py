@@ -18,7 +18,7 @@ from fastdeploy.models.expected_weights import ExpectedLinear, ExpectedTensor
 from fastdeploy.models.own_codes import keeps_codes, packed_form, packing_format, table_format
 from fastdeploy.models.packed_store import MadeWeights, PackedStore, Progress
 from fastdeploy.models.weight_source import WeightSource
-from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.coded_piece import Codes
 from fastdeploy.ops.linear import PackedLinear, WeightPiece, pack_linear
 from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
@@ -227,7 +227,7 @@ class WeightLoader:
 
     def pieces(
         self, spec: LinearSpec, quantization: str, factors: Mapping[str, Factors] = NO_FACTORS
-    ) -> list[WeightPiece] | list[CodedPiece]:
+    ) -> list[WeightPiece] | list[Codes]:
         """Return a linear layer's weight as pieces in order, in the model's dtype or as codes; `finish` follows.
 
         Args:
@@ -248,7 +248,7 @@ class WeightLoader:
     def _stored_forms(self, names: Sequence[str]) -> list[QuantizedForm | None]:
         return [self.source.form(name) for name in names]
 
-    def _coded(self, name: str, factors: Mapping[str, Factors]) -> CodedPiece:
+    def _coded(self, name: str, factors: Mapping[str, Factors]) -> Codes:
         coded = self.source.coded(f"{name}.weight")
         return replace(coded, factors=paddle.to_tensor(factors[name])) if name in factors else coded
 

@@ -19,7 +19,7 @@ from fastdeploy.config.foreign_formats import refuse_quantized_tensors
 from fastdeploy.config.weight_files import find_weight_files, is_buffer, usual_name
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import find_not_finite, is_finite
-from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.coded_piece import Codes
 from fastdeploy.ops.linear import WeightPiece
 from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
@@ -52,7 +52,7 @@ class WeightSource(Protocol):
     def form(self, name: str) -> QuantizedForm | None:
         """Return the form that keeps the codes of a weight, with inputs of 16 bits; None if it has no codes."""
 
-    def coded(self, name: str) -> CodedPiece:
+    def coded(self, name: str) -> Codes:
         """Return the codes of a weight that has a form."""
 
     def prepare(self, names: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class WithoutCodes:
         """Return None."""
         return None
 
-    def coded(self, name: str) -> CodedPiece:
+    def coded(self, name: str) -> Codes:
         """Raise AssertionError."""
         raise AssertionError(f"{name} has no codes")
 

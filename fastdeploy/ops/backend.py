@@ -157,6 +157,14 @@ class Backend(ABC):
         """Return a tensor of the host on the device."""
         return tensor
 
+    def host_tensor(self, array: NDArray) -> Tensor:
+        """Return a contiguous array of the host as a tensor of the host, without a copy if the backend can.
+
+        Args:
+            array: uint16 for bfloat16. Nothing writes to it afterwards, and it may be read-only.
+        """
+        return paddle.to_tensor(array)
+
     def release_pages(self, address: int, num_bytes: int) -> None:  # noqa: B027  # only saves memory
         """Give back the host's memory of a tensor in a mapped file; when it is used again, it is read again."""
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,28 @@ class CodedPiece:
     minimums: Tensor | None = None
     group_size: int = 0
     factors: Tensor | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Return the number of outputs."""
+        return int(self.codes.shape[0])
+
+    @property
+    def num_inputs(self) -> int:
+        """Return the number of inputs."""
+        return int(self.codes.shape[-1])
+
+    @property
+    def has_minimum(self) -> bool:
+        """Return whether there are minimums."""
+        return self.minimums is not None
+
+    def outputs(self, begin: int, end: int) -> CodedPiece:
+        """Return the codes of a range of outputs."""
+        rows = slice(begin, end)
+        minimums = None if self.minimums is None else self.minimums[rows]
+        factors = None if self.factors is None else self.factors[rows]
+        return CodedPiece(self.codes[rows], self.scales[rows], minimums, self.group_size, factors)
 
     def inputs(self, begin: int, end: int) -> CodedPiece:
         """Return the codes of a range of inputs, which must begin and end between groups."""
@@ -76,49 +98,101 @@ class CodedPiece:
         return factors.reshape([outputs]), (self.scales / factors).astype("float16"), minimums
 
 
-def are_coded(pieces: Sequence[WeightPiece] | Sequence[CodedPiece]) -> TypeIs[Sequence[CodedPiece]]:
+@dataclass(frozen=True)
+class StoredCodes:
+    """Some outputs of a linear layer whose codes are read from a file while they are packed, some outputs at a time.
+
+    Attributes:
+        num_outputs, num_inputs, group_size, has_minimum: what the codes have, as those of a `CodedPiece`.
+        read: returns the codes of outputs [begin, end).
+        factors: as those of a `CodedPiece`; what is read has none.
+    """
+
+    num_outputs: int
+    num_inputs: int
+    group_size: int
+    has_minimum: bool
+    read: Callable[[int, int], CodedPiece]
+    factors: Tensor | None = None
+
+    def outputs(self, begin: int, end: int) -> CodedPiece:
+        """Read the codes of a range of outputs."""
+        piece = self.read(begin, end)
+        return piece if self.factors is None else replace(piece, factors=self.factors[begin:end])
+
+    def inputs(self, begin: int, end: int) -> StoredCodes:
+        """Return the codes of a range of inputs, which must begin and end between groups."""
+        return replace(
+            self, num_inputs=end - begin, read=lambda first, last: self.read(first, last).inputs(begin, end)
+        )
+
+
+Codes = CodedPiece | StoredCodes
+
+
+def are_coded(pieces: Sequence[WeightPiece] | Sequence[Codes]) -> TypeIs[Sequence[Codes]]:
     """Return whether a weight consists of codes."""
-    return all(isinstance(piece, CodedPiece) for piece in pieces)
+    return all(isinstance(piece, Codes) for piece in pieces)
 
 
-def form_of_pieces(pieces: Sequence[CodedPiece], quantization: str) -> QuantizedForm:
+def outputs_of(pieces: Sequence[Codes], begin: int, end: int) -> list[CodedPiece]:
+    """Return the codes of outputs [begin, end) of a weight that consists of these pieces in order."""
+    found, first = [], 0
+    for piece in pieces:
+        last = first + piece.num_outputs
+        if begin < last and first < end:
+            found.append(piece.outputs(max(begin, first) - first, min(end, last) - first))
+        first = last
+    return found
+
+
+def form_of_pieces(pieces: Sequence[Codes], quantization: str) -> QuantizedForm:
     """Return the form in which a weight of these pieces is packed: with the smallest of their groups.
 
     Args:
         quantization: one of QUANTIZATIONS: the bits of codes and rows.
     """
-    form = replace(FORMS[quantization], has_minimum=any(piece.minimums is not None for piece in pieces))
+    form = replace(FORMS[quantization], has_minimum=any(piece.has_minimum for piece in pieces))
     sizes = [piece.group_size for piece in pieces if piece.group_size]
     return replace(form, group_size=min(sizes, default=0))
 
 
-def check_coded_pieces(pieces: Sequence[CodedPiece]) -> None:
+def check_coded_pieces(pieces: Sequence[Codes]) -> None:
     """Raise ValueError if the tensors of a weight do not fit together."""
-    num_inputs = pieces[0].codes.shape[-1]
+    num_inputs = pieces[0].num_inputs
     for piece in pieces:
-        dtype = paddle.int8 if piece.minimums is None else paddle.uint8
         if piece.group_size not in GROUP_SIZES:
             raise ValueError(f"pack_linear: group_size: expected one of {GROUP_SIZES}, got {piece.group_size}")
-        if piece.codes.ndim != 2 or piece.codes.dtype != dtype or piece.codes.shape[1] != num_inputs:
-            found = f"{piece.codes.dtype} of {list(piece.codes.shape)}"
-            raise ValueError(f"pack_linear: codes: expected {dtype} of [outputs, {num_inputs}], got {found}")
-        shape = [piece.codes.shape[0], -(-num_inputs // piece.group_size) if piece.group_size else 1]
-        for name, values in (("scales", piece.scales), ("minimums", piece.minimums)):
-            if values is None:
-                continue
-            if list(values.shape) != shape or values.dtype not in (paddle.float16, paddle.float32):
-                found = f"{values.dtype} of {list(values.shape)}"
-                raise ValueError(f"pack_linear: {name}: expected float16 or float32 of {shape}, got {found}")
-        outputs, factors = piece.codes.shape[0], piece.factors
-        if factors is not None and (list(factors.shape) != [outputs] or factors.dtype != paddle.float32):
-            found = f"{factors.dtype} of {list(factors.shape)}"
-            raise ValueError(f"pack_linear: factors: expected float32 of [{outputs}], got {found}")
-        if piece.minimums is not None and piece.minimums.dtype != piece.scales.dtype:
-            raise ValueError(f"pack_linear: minimums: expected {piece.scales.dtype}, got {piece.minimums.dtype}")
+        if piece.num_inputs != num_inputs:
+            found = f"{piece.num_outputs}, {piece.num_inputs}"
+            raise ValueError(f"pack_linear: codes: expected [outputs, {num_inputs}], got [{found}]")
+        if isinstance(piece, CodedPiece):
+            _check_tensors(piece)
 
 
-def decode(piece: CodedPiece) -> Tensor:
+def _check_tensors(piece: CodedPiece) -> None:
+    dtype = paddle.int8 if piece.minimums is None else paddle.uint8
+    if piece.codes.ndim != 2 or piece.codes.dtype != dtype:
+        found = f"{piece.codes.dtype} of {list(piece.codes.shape)}"
+        raise ValueError(f"pack_linear: codes: expected {dtype} of [outputs, inputs], got {found}")
+    shape = [piece.num_outputs, -(-piece.num_inputs // piece.group_size) if piece.group_size else 1]
+    for name, values in (("scales", piece.scales), ("minimums", piece.minimums)):
+        if values is None:
+            continue
+        if list(values.shape) != shape or values.dtype not in (paddle.float16, paddle.float32):
+            found = f"{values.dtype} of {list(values.shape)}"
+            raise ValueError(f"pack_linear: {name}: expected float16 or float32 of {shape}, got {found}")
+    outputs, factors = piece.num_outputs, piece.factors
+    if factors is not None and (list(factors.shape) != [outputs] or factors.dtype != paddle.float32):
+        found = f"{factors.dtype} of {list(factors.shape)}"
+        raise ValueError(f"pack_linear: factors: expected float32 of [{outputs}], got {found}")
+    if piece.minimums is not None and piece.minimums.dtype != piece.scales.dtype:
+        raise ValueError(f"pack_linear: minimums: expected {piece.scales.dtype}, got {piece.minimums.dtype}")
+
+
+def decode(stored: Codes) -> Tensor:
     """Return the weights [outputs, inputs] float32 for which a packed piece stands."""
+    piece = stored.outputs(0, stored.num_outputs)
     factors, scales, minimums = piece.parts()
     values = piece.codes.astype("float32")
     if scales.size:

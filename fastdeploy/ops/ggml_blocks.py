@@ -140,16 +140,19 @@ def widen_rows(
     return wide
 
 
-def find_bad_scale(data: Bytes, type_name: str, num_inputs: int) -> int | None:
-    """Return the first row that has a scale, a minimum or a plain value which is NaN or infinite in fp32.
+def find_bad_scale(data: Bytes, type_name: str, num_inputs: int, rows: Rows | None = None) -> int | None:
+    """Return the first of some rows that has a scale, a minimum or a plain value which is NaN or infinite in fp32.
 
     Args:
-        data, num_inputs: as for `split_rows`; the type may be a plain one.
+        data, num_inputs, rows: as for `split_rows`; the type may be a plain one.
+
+    Returns:
+        Its index among the rows that are taken, or None if there is none.
 
     Raises:
         ValueError: as `widen_rows`.
     """
-    stored, num_rows = _stored_rows(data, type_name, num_inputs, None)
+    stored, num_rows = _stored_rows(data, type_name, num_inputs, rows)
     first = int(_library().fd_ggml_find_bad_scale(ctypes.byref(stored)))
     return first if first < num_rows else None
 

@@ -26,7 +26,7 @@ from functools import partial
 
 import paddle
 
-from fastdeploy.ops.coded_piece import CodedPiece, are_coded, check_coded_pieces, form_of_pieces
+from fastdeploy.ops.coded_piece import Codes, are_coded, check_coded_pieces, form_of_pieces
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, QUANTIZATIONS, QuantizedForm
@@ -54,7 +54,7 @@ class WeightPiece:
         return self.matrix[:, self.begin : self.end].t() if self.is_transposed else self.matrix[self.begin : self.end]
 
 
-Pieces = Sequence[WeightPiece] | Sequence[CodedPiece]
+Pieces = Sequence[WeightPiece] | Sequence[Codes]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PackedLinear:
 
 
 def pack_linear(
-    weight: paddle.Tensor | Sequence[WeightPiece] | Sequence[CodedPiece],
+    weight: paddle.Tensor | Sequence[WeightPiece] | Sequence[Codes],
     bias: paddle.Tensor | None = None,
     quantization: str = NO_QUANTIZATION,
     is_gated: bool = False,
@@ -167,8 +167,8 @@ def form_of_weight(pieces: Pieces, quantization: str) -> QuantizedForm | None:
 def shape_of(pieces: Pieces, is_gated: bool) -> tuple[int, int, str]:
     """Return the outputs after the gate, the inputs and the dtype of a weight that consists of these pieces."""
     if are_coded(pieces):
-        outputs = sum(piece.codes.shape[0] for piece in pieces)
-        return outputs // (2 if is_gated else 1), pieces[0].codes.shape[1], "bfloat16"
+        outputs = sum(piece.num_outputs for piece in pieces)
+        return outputs // (2 if is_gated else 1), pieces[0].num_inputs, "bfloat16"
     first = pieces[0]
     n = sum(piece.end - piece.begin for piece in pieces) // (2 if is_gated else 1)
     return n, first.matrix.shape[0 if first.is_transposed else 1], dtype_name(first.matrix)
@@ -178,7 +178,7 @@ def check_weight(pieces: Pieces, bias: paddle.Tensor | None, quantization: str) 
     """Raise ValueError, as `pack_linear` says, if a weight cannot be packed."""
     if are_coded(pieces):
         check_coded_pieces(pieces)
-        n, dtype = sum(piece.codes.shape[0] for piece in pieces), paddle.bfloat16
+        n, dtype = sum(piece.num_outputs for piece in pieces), paddle.bfloat16
         _check_bias(bias, n, dtype)
         if quantization not in QUANTIZATIONS:
             raise ValueError(f"pack_linear: quantization: expected one of {QUANTIZATIONS}, got {quantization!r}")

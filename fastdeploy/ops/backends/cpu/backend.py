@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy.config.machine import available_memory_bytes, processor_name
@@ -112,6 +113,10 @@ class CpuBackend(Backend):
     def map_file(self, path: Path, num_bytes: int) -> MappedFile:
         """Map a file, as `Backend.map_file` says."""
         return MappedFile(path, num_bytes)
+
+    def host_tensor(self, array: NDArray) -> Tensor:
+        """Return a tensor in the memory of the array."""
+        return memory.tensor_of(array)
 
     def release_pages(self, address: int, num_bytes: int) -> None:
         """Give back the pages of a mapped file."""

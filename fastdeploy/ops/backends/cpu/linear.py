@@ -10,10 +10,12 @@ import paddle
 
 from fastdeploy.ops.backends.cpu.library import run_native
 from fastdeploy.ops.backends.cpu.memory import allocate_streamed
-from fastdeploy.ops.coded_piece import CodedPiece, are_coded
+from fastdeploy.ops.coded_piece import CodedPiece, Codes, are_coded, outputs_of
 from fastdeploy.ops.linear import PackedLinear, Pieces, form_of_weight, pieces_of, shape_of
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm, form_of
+
+_CODES_AT_ONCE = 1 << 21  # are read and packed, so that they stay in the caches, whose memory the next ones get
 
 
 def pack_linear(
@@ -53,11 +55,23 @@ def pack_into(packed: paddle.Tensor, pieces: Pieces, form: QuantizedForm | None,
 
 
 def _pack_codes_into(
-    packed: paddle.Tensor, pieces: Sequence[CodedPiece], form: QuantizedForm | None, is_gated: bool
+    packed: paddle.Tensor, pieces: Sequence[Codes], form: QuantizedForm | None, is_gated: bool
 ) -> None:
+    """Pack some panels at a time, those of gate and up together."""
     if form is None:
         raise ValueError("pack_linear: quantization: expected a format for a weight of codes, got none")
-    codes = [piece.codes.contiguous().view("uint8") for piece in pieces]
+    n, k, _ = shape_of(pieces, is_gated)
+    halves = (0, n) if is_gated else (0,)
+    at_once = max(1, _CODES_AT_ONCE // (len(halves) * k * PANEL)) * PANEL
+    for begin in range(0, n, at_once):
+        end = min(n, begin + at_once)
+        parts = [part for half in halves for part in outputs_of(pieces, half + begin, half + end)]
+        first, last = (num_packed_elements(bound, k, form, is_gated) for bound in (begin, end))
+        _pack_parts(packed[first:last], parts, form, is_gated)
+
+
+def _pack_parts(packed: paddle.Tensor, pieces: Sequence[CodedPiece], form: QuantizedForm, is_gated: bool) -> None:
+    codes = [piece.codes.contiguous() for piece in pieces]
     factors, scales, minimums = map(list, zip(*(piece.parts() for piece in pieces), strict=True))
     sizes = [piece.group_size for piece in pieces]
     run_native("fd_pack_coded", codes, factors, scales, minimums, packed, sizes, form.as_list(), is_gated)

@@ -11,6 +11,7 @@ import ctypes
 import math
 import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -60,11 +61,11 @@ def allocate_untouched(shape: list[int], dtype: str) -> paddle.Tensor:
     first = -memory.ctypes.data % HUGE_PAGE if is_huge else 0
     if is_huge:
         _advise(memory.ctypes.data + first, num_bytes // HUGE_PAGE * HUGE_PAGE, _MADV_HUGEPAGE)
-    return _tensor_of(memory[first : first + num_bytes]).view(dtype).reshape(shape)
+    return tensor_of(memory[first : first + num_bytes]).view(dtype).reshape(shape)
 
 
-def _tensor_of(memory: NDArray[np.uint8]) -> paddle.Tensor:
-    """Return a tensor in the memory of an array, which it keeps.
+def tensor_of(memory: NDArray[Any]) -> paddle.Tensor:
+    """Return a tensor in the memory of a contiguous array, which it keeps; uint16 stands for bfloat16.
 
     `paddle.utils.dlpack.from_dlpack` also gives one, but Paddle frees it under a lock that every `from_dlpack` takes.
     Python waits for its own lock while it unmaps memory: two threads, of which one frees a tensor and one makes

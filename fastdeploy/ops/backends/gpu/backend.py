@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import paddle
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.backend import Backend, DeviceOptions, Graph, StepFunction
+from fastdeploy.ops.backends.cpu.memory import tensor_of
 from fastdeploy.ops.backends.gpu import (
     attention,
     batch_index,
@@ -127,6 +128,10 @@ class GpuBackend(Backend):
         finally:
             paddle.set_flags({plugin.STRIDES: False})
             paddle.set_device(before)
+
+    def host_tensor(self, array: NDArray) -> Tensor:
+        """Return a tensor in the memory of the array."""
+        return tensor_of(array)
 
     def place(self, tensor: Tensor) -> Tensor:
         """Return a tensor of the host on Paddle's default device."""

@@ -21,7 +21,7 @@ from fastdeploy.ops.backends.gpu import linear_quant
 from fastdeploy.ops.backends.gpu.checks import dtype_of, require_dtype, require_length, require_rows
 from fastdeploy.ops.backends.gpu.library import active, launch
 from fastdeploy.ops.backends.gpu.norm import rms_norm
-from fastdeploy.ops.coded_piece import CodedPiece, are_coded
+from fastdeploy.ops.coded_piece import CodedPiece, Codes, are_coded
 from fastdeploy.ops.linear import PackedLinear, Pieces, WeightPiece, pieces_of, shape_of
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION
@@ -66,7 +66,9 @@ def _on_host(matrix: Tensor) -> Tensor:
     return matrix if matrix.place.is_cpu_place() else matrix.cpu()
 
 
-def _coded_on_host(piece: CodedPiece) -> CodedPiece:
+def _coded_on_host(piece: Codes) -> Codes:
+    if not isinstance(piece, CodedPiece):
+        return piece  # is read on the host
     minimums = None if piece.minimums is None else _on_host(piece.minimums)
     return replace(piece, codes=_on_host(piece.codes), scales=_on_host(piece.scales), minimums=minimums)
 
