@@ -86,7 +86,7 @@ struct PackQuantizedArgs {
 // A range of outputs of a weight that is quantized already.
 struct CodedPiece {
   const uint8_t* codes;      // [count, k]: signed, or unsigned where there are minimums
-  const float* factors;      // [count]
+  const float* factors;      // [count], or null: 1
   const uint16_t* scales;    // fp16 [count, groups], or null: 1
   const uint16_t* minimums;  // fp16 [count, groups], or null: 0
   int64_t count;

@@ -36,7 +36,7 @@ struct CodedOutput {
 
   // Writes the output to a panel, and its codes [padded_k]; returns what is wrong with it.
   PackError write(int64_t lane, uint8_t* codes, uint8_t* panel) const {
-    const float factor = piece.factors[index];
+    const float factor = piece.factors == nullptr ? 1.0f : piece.factors[index];
     if (!(factor - factor == 0)) return PackError::kNotFinite;
     std::memcpy(panel + 4 * lane, &factor, 4);
     if (!write_groups(lane, panel)) return PackError::kNotFinite;

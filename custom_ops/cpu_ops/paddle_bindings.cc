@@ -104,10 +104,10 @@ void pack_quantized(const std::vector<Tensor>& weights, Tensor& packed, const st
     fd::raise_invalid(op, "weight", "finite values", "NaN or infinity");
 }
 
-// Returns an optional fp16 tensor [count, groups], which has no elements where there is none.
-const uint16_t* half_data(const char* op, const char* name, const Tensor& tensor, int64_t count, int64_t groups) {
-  if (tensor.numel() == 0) return nullptr;
-  return Argument{op, name, tensor}.has_dtype(paddle::DataType::FLOAT16).has_shape({count, groups}).data<uint16_t>();
+// Returns the data of an optional tensor, which has no elements where there is none.
+template <class T>
+const T* data_if_any(const Argument& argument, paddle::DataType dtype, std::initializer_list<int64_t> shape) {
+  return argument.tensor.numel() == 0 ? nullptr : argument.has_dtype(dtype).has_shape(shape).data<T>();
 }
 
 void pack_coded(const std::vector<Tensor>& codes, const std::vector<Tensor>& factors, const std::vector<Tensor>& scales,
@@ -124,16 +124,19 @@ void pack_coded(const std::vector<Tensor>& codes, const std::vector<Tensor>& fac
   std::vector<fd::CodedPiece> pieces;
   int64_t outputs = 0;
   for (size_t i = 0; i < count; ++i) {
-    const Argument code{op, "codes", codes[i]}, factor{op, "factors", factors[i]};
+    const Argument code{op, "codes", codes[i]};
     const int64_t size = group_sizes[i], groups = size == 0 ? 1 : (args.k + size - 1) / size;
     const int64_t rows = code.has_dtype(minimums[i].numel() == 0 ? paddle::DataType::INT8 : paddle::DataType::UINT8)
                              .has_shape({-1, args.k})
                              .size(0);
     require(size == 0 || (args.form.group_size > 0 && size % args.form.group_size == 0), op, "group_size",
             "a multiple of the packed weight's", size);
-    pieces.push_back({code.data<uint8_t>(), factor.has_dtype(paddle::DataType::FLOAT32).has_shape({rows}).data<float>(),
-                      half_data(op, "scales", scales[i], rows, groups),
-                      half_data(op, "minimums", minimums[i], rows, groups), rows, size});
+    const auto halves = [&](const char* name, const Tensor& tensor) {
+      return data_if_any<uint16_t>({op, name, tensor}, paddle::DataType::FLOAT16, {rows, groups});
+    };
+    pieces.push_back({code.data<uint8_t>(),
+                      data_if_any<float>({op, "factors", factors[i]}, paddle::DataType::FLOAT32, {rows}),
+                      halves("scales", scales[i]), halves("minimums", minimums[i]), rows, size});
     require(args.form.has_scales() || pieces.back().scales == nullptr, op, "scales", "none in this form", size);
     require(args.form.has_minimum || pieces.back().minimums == nullptr, op, "minimums", "none in this form", size);
     outputs += rows;

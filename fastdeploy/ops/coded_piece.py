@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import paddle
@@ -81,15 +82,17 @@ class CodedPiece:
         A weight is (code * scale + minimum) * factor.
         """
         factors, scales, minimums = self._parts()
-        return factors if self.factors is None else factors * self.factors, scales, minimums
+        if self.factors is not None:
+            factors = factors * self.factors if factors.size else self.factors
+        return factors, scales, minimums
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        outputs, none = self.codes.shape[0], paddle.zeros([0], "float16")
+        outputs, none = self.num_outputs, _no_values(paddle.get_device())
         if self.has_factors_only:
             return self.scales.reshape([outputs]).astype("float32"), none, none
         minimums = none if self.minimums is None else self.minimums
         if self.scales.dtype == paddle.float16:
-            return paddle.ones([outputs]), self.scales, minimums
+            return none, self.scales, minimums
         largest = self.scales.abs().max(axis=1, keepdim=True)
         if self.minimums is not None:  # which then are below 2^13
             largest = paddle.maximum(largest, self.minimums.abs().max(axis=1, keepdim=True) * 2.0**-12)
@@ -122,9 +125,7 @@ class StoredCodes:
 
     def inputs(self, begin: int, end: int) -> StoredCodes:
         """Return the codes of a range of inputs, which must begin and end between groups."""
-        return replace(
-            self, num_inputs=end - begin, read=lambda first, last: self.read(first, last).inputs(begin, end)
-        )
+        return replace(self, num_inputs=end - begin, read=lambda first, last: self.read(first, last).inputs(begin, end))
 
 
 Codes = CodedPiece | StoredCodes
@@ -199,7 +200,13 @@ def decode(stored: Codes) -> Tensor:
         values = values * _per_input(scales, piece)
     if minimums.size:
         values = values + _per_input(minimums, piece)
-    return values * factors.unsqueeze(1)
+    return values * factors.unsqueeze(1) if factors.size else values
+
+
+@lru_cache
+def _no_values(device: str) -> Tensor:
+    """Return a tensor without elements on Paddle's device; making one takes as long as packing a small piece."""
+    return paddle.zeros([0], "float16")
 
 
 def _per_input(values: Tensor, piece: CodedPiece) -> Tensor:

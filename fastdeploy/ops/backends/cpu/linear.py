@@ -15,7 +15,7 @@ from fastdeploy.ops.linear import PackedLinear, Pieces, form_of_weight, pieces_o
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm, form_of
 
-_CODES_AT_ONCE = 1 << 21  # are read and packed, so that they stay in the caches, whose memory the next ones get
+_CODES_AT_ONCE = 1 << 22  # are read and packed, so that they stay in the caches, whose memory the next ones get
 
 
 def pack_linear(
