@@ -142,7 +142,7 @@ class GGUFSource:
     def _widen(self, name: str, dtype: DType) -> Tensor:
         tensor, shape = self._tensor(name), self._shapes[name]
         is_matrix, kind = len(shape) > 1, tensor.kind.name
-        rows, order = self._rows(name, 0, shape[0] if is_matrix else 1)
+        rows, order = self._rows(name)
         if order is None and (kind, dtype) in _STORED_AS:
             values: NDArray[Any] = rows.view(_STORED_AS[kind, dtype])
         else:
@@ -154,7 +154,9 @@ class GGUFSource:
             raise self._bad_value(tensor, "has a value that is too large for bfloat16")
         return wide
 
-    def _rows(self, name: str, begin: int, end: int) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
+    def _rows(
+        self, name: str, begin: int = 0, end: int | None = None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
         """Return blocks [rows, bytes] in the mapped file, and which of them are rows [begin, end); None for all.
 
         Raises:

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from fastdeploy.ops.backends.cpu import library
-from fastdeploy.ops.coded_piece import CodedPiece, decode
+from fastdeploy.ops.backends.cpu import linear as cpu_linear
+from fastdeploy.ops.coded_piece import CodedPiece, StoredCodes, decode
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.experts import pack_experts
 from fastdeploy.ops.linear import PackedLinear, linear, pack_linear
@@ -102,6 +103,57 @@ def test_pieces_of_several_kinds_form_one_weight(quantization: str) -> None:
     expected = np.concatenate([decode(piece).numpy() for piece in pieces])
     codes_of_no_minimum = np.abs(expected).max(axis=1, keepdims=True) + 128 * np.abs(expected).max()
     assert (np.abs(one_hot_outputs(ungated) - expected) <= 2e-7 * codes_of_no_minimum).all()
+
+
+def stored(piece: CodedPiece, ranges: list[tuple[int, int]]) -> StoredCodes:
+    """Return codes that are read as a file's are, and append to `ranges` which outputs are read."""
+
+    def read(begin: int, end: int) -> CodedPiece:
+        ranges.append((begin, end))
+        return replace(piece, factors=None).outputs(begin, end)
+
+    return StoredCodes(*piece.codes.shape, piece.group_size, piece.has_minimum, read, piece.factors)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_stored_codes_are_read_some_panels_at_a_time_and_packed_as_if_at_once(
+    is_gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors = paddle.to_tensor(2.0 ** np.arange(-5, 10, dtype=np.float32))
+    pieces = [
+        random_coded(70, 160, 8, 64, True, 1),
+        replace(random_coded(15, 160, 4, 32, False, 2), factors=factors),
+        random_coded(45, 160, 8, 128, True, 3),
+    ]
+    expected = pack_linear(pieces, None, "wint8", is_gated).data.numpy()
+    monkeypatch.setattr(cpu_linear, "_CODES_AT_ONCE", 160 * 33)
+    assert np.array_equal(pack_linear(pieces, None, "wint8", is_gated).data.numpy(), expected)
+    ranges: list[tuple[int, int]] = []
+    packed = pack_linear([stored(piece, ranges) for piece in pieces], None, "wint8", is_gated)
+    assert np.array_equal(packed.data.numpy(), expected)
+    assert sum(end - begin for begin, end in ranges) == 130
+    assert max(end - begin for begin, end in ranges) == (16 if is_gated else 32)
+
+
+def test_stored_codes_have_the_values_and_the_inputs_of_their_pieces() -> None:
+    piece = replace(random_coded(20, 192, 8, 64, True, 1), factors=paddle.full([20], 0.25))
+    file = stored(piece, [])
+    assert np.array_equal(decode(file).numpy(), decode(piece).numpy())
+    halves = pack_linear([file.inputs(64, 192)], None, "wint8"), pack_linear([piece.inputs(64, 192)], None, "wint8")
+    assert halves[0].in_features == 128
+    assert np.array_equal(halves[0].data.numpy(), halves[1].data.numpy())
+
+
+def test_stored_codes_that_do_not_fit_are_refused() -> None:
+    file = stored(GOOD, [])
+    with pytest.raises(ValueError, match="group_size: expected one of"):
+        pack_linear([replace(file, group_size=48)], None, "wint8")
+    with pytest.raises(ValueError, match=r"codes: expected \[outputs, 64\], got \[16, 65\]"):
+        pack_linear([file, replace(file, num_inputs=65)], None, "wint8")
+    with pytest.raises(ValueError, match="codes: expected dtype uint8, got int8"):
+        pack_linear(
+            [replace(file, read=stored(replace(GOOD, codes=GOOD.codes.astype("int8")), []).read)], None, "wint8"
+        )
 
 
 def test_experts_are_packed_from_codes_one_after_the_other() -> None:

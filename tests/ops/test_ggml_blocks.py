@@ -251,6 +251,13 @@ def test_the_first_row_with_an_infinite_scale_or_nan_is_found(name: str, bits: i
         assert find_bad_scale(broken.reshape(data.shape), name, num_inputs) == 1234
 
 
+def test_only_the_rows_that_are_taken_are_checked() -> None:
+    data, name, num_inputs = rows_of("Q4_0", 20)
+    data[[3, 7], 1] = 0x7C
+    assert find_bad_scale(data, name, num_inputs, np.array([9, 7, 3])) == 1
+    assert find_bad_scale(data, name, num_inputs, np.array([9, 8, 2])) is None
+
+
 def test_scales_of_other_widths_are_checked() -> None:
     data, name, num_inputs = rows_of("IQ1_M")
     data[3, 49:56:2] = data[3, 49:56:2] & 15 | np.array([0x00, 0x00, 0xC0, 0x70])
