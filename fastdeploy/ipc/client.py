@@ -30,7 +30,7 @@ class EngineClient(EngineConnection):
         factory: str = DEFAULT_FACTORY,
         json_log: bool = False,
     ) -> None:
-        """Create the client and the server's folder; the process starts with `start`.
+        """Create the client and the server's folder; the process starts with `launch` or `start`.
 
         Args:
             config: configuration of the engine.
@@ -57,16 +57,22 @@ class EngineClient(EngineConnection):
         """Return the server's folder for files that live as long as it."""
         return self._folder.path
 
+    async def launch(self) -> None:
+        """Start the process, which begins to load the model; `start` waits until it is loaded."""
+        await self._child.start()
+        self._watchers.append(asyncio.create_task(self._watch_end()))
+        self._connect()
+
     async def start(self, on_progress: OnProgress | None = None) -> None:
-        """Start the process and wait until the model is loaded.
+        """Wait until the model is loaded; start the process if it is not launched.
 
         Raises:
             ConfigError: the engine refused its configuration.
             DeviceFailedError: the device cannot be used.
             EngineDeadError: the process ended during start-up; the message has its exit status.
         """
-        await self._child.start()
-        self._watchers.append(asyncio.create_task(self._watch_end()))
+        if not self._watchers:
+            await self.launch()
         await super().start(on_progress)
         self._watchers.append(asyncio.create_task(self._watch_heartbeat()))
 

@@ -70,12 +70,19 @@ class EngineConnection:
             DeviceFailedError: the device cannot be used.
             EngineDeadError: the process ended during start-up.
         """
-        if self.dead_error is not None:
-            raise self.dead_error
         self._on_progress = on_progress
-        self._started = asyncio.get_running_loop().create_future()
-        self._socket.connect()
-        self.ready = await self._started
+        self.ready = await self._connect()
+
+    def _connect(self) -> asyncio.Future[messages.Ready]:
+        """Connect, unless it is done; return what ends when the model is loaded."""
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_future()
+            self._started.add_done_callback(_retrieve)
+            if self.dead_error is not None:
+                self._started.set_exception(self.dead_error)
+            else:
+                self._socket.connect()
+        return self._started
 
     @property
     def num_requests(self) -> int:
@@ -270,6 +277,12 @@ class EngineConnection:
             self._started.set_exception(result)
         else:
             self._started.set_result(result)
+
+
+def _retrieve(started: asyncio.Future[messages.Ready]) -> None:
+    """Mark the error of a start as known, for which nobody waits if the process that started the engine ends first."""
+    if not started.cancelled():
+        started.exception()
 
 
 def _rejection(kind: str, field: str, text: str) -> FastDeployError:

@@ -25,6 +25,7 @@ from fastdeploy.core.standard_streams import open_standard_streams
 from fastdeploy.entrypoints.openai.lifecycle import (
     announce_drain,
     drain,
+    find_model,
     finish_streams,
     freeze_gc,
     joined_cluster,
@@ -73,17 +74,29 @@ async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
     client = EngineClient(args.engine, log_file, factory, json_log=env.log_format == "json")
     agent = _make_agent(args, env, client)
     try:
-        server = make_server(args, env, client)
+        model = find_model(args)
         with listening(args.server) as listener:  # before the model loads: a port in use is reported at once
+            stop = stop_signal()
+            await client.launch()  # which reads the tokenizer, too, at the same time
+            server = await _unless(stop, asyncio.to_thread(make_server, args, env, client, model))
+            if server is None:
+                return 0
             if args.server.workers > 1:
-                return await _run_with_workers(server, client, agent, args, listener)
+                return await _run_with_workers(server, client, agent, args, listener, stop)
             serve_metrics(args.server, server.registry)
             async with joined_cluster(server, args, client, worker=0), serving(server, listener):
-                return await _run(server, client, agent, args, url(args.server, listener))
+                return await _run(server, client, agent, args, url(args.server, listener), stop)
     finally:
         if agent is not None:
             await agent.stop()
         await client.close()
+
+
+async def _unless(stop: asyncio.Task[bool], making: Coroutine[Any, Any, ApiServer]) -> ApiServer | None:
+    """Return what a coroutine returns; None if a signal ends the wait for it."""
+    task = asyncio.create_task(making)
+    await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+    return await task if task.done() else None
 
 
 def _make_agent(args: ServeArgs, env: Env, client: EngineClient) -> AgentChild | None:
@@ -97,9 +110,16 @@ def _make_agent(args: ServeArgs, env: Env, client: EngineClient) -> AgentChild |
     return AgentChild(config, client, log_file, json_log=env.log_format == "json")
 
 
-async def _run(server: ApiServer, client: EngineClient, agent: AgentChild | None, args: ServeArgs, address: str) -> int:
+async def _run(
+    server: ApiServer,
+    client: EngineClient,
+    agent: AgentChild | None,
+    args: ServeArgs,
+    address: str,
+    stop: asyncio.Task[bool],
+) -> int:
     """Load the model and serve until a signal or the engine's end; return the exit status."""
-    stop, engine_dead = stop_signal(), asyncio.create_task(client.wait_until_dead())
+    engine_dead = asyncio.create_task(client.wait_until_dead())
     try:
         if not await _load(server.scheduler, agent, stop):
             return 0
@@ -118,10 +138,15 @@ async def _run(server: ApiServer, client: EngineClient, agent: AgentChild | None
 
 
 async def _run_with_workers(
-    server: ApiServer, client: EngineClient, agent: AgentChild | None, args: ServeArgs, listener: socket.socket
+    server: ApiServer,
+    client: EngineClient,
+    agent: AgentChild | None,
+    args: ServeArgs,
+    listener: socket.socket,
+    stop: asyncio.Task[bool],
 ) -> int:
     """Do the same as `_run` with separate API processes, which this process supervises."""
-    stop, engine_dead = stop_signal(), asyncio.create_task(client.wait_until_dead())
+    engine_dead = asyncio.create_task(client.wait_until_dead())
     async with Supervisor(args, client, listener) as supervisor:
         serve_metrics(args.server, supervisor.registry)
         try:

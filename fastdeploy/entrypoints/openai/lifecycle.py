@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.routing import Route
@@ -46,7 +47,40 @@ LEAST_OPEN_FILES = 128  # a server has about 30 open before its first connection
 FINAL_RESPONSES_S = 1.0  # time to send the errors of a dead engine to the clients
 
 
-def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_folder: str = "") -> ApiServer:
+@dataclass(frozen=True)
+class ModelFiles:
+    """What is known of a model before its tokenizer and its weights are read.
+
+    Attributes:
+        folder: in Hugging Face format.
+        config: of the model.
+    """
+
+    folder: str
+    config: ModelConfig
+
+
+def find_model(args: ServeArgs) -> ModelFiles:
+    """Find the model, download it if it is not there, and read its configuration.
+
+    Raises:
+        ConfigError: a flag or file cannot be used; names it.
+    """
+    _check_certificate(args.server)
+    engine = args.engine
+    folder = resolve_model_path(engine.model, engine.revision, gguf_file=engine.gguf_file)
+    generation_config = "none" if engine.generation_config == "none" else "auto"
+    config = ModelConfig.from_pretrained(
+        folder, dtype=engine.dtype, generation_config=generation_config, reads_weights=False
+    )
+    with errors_name_the_origin(args.provenance):
+        engine.choose_context(config)  # what the model does not support is refused before it is loaded
+    return ModelFiles(folder, config)
+
+
+def make_server(
+    args: ServeArgs, env: Env, scheduler: RequestScheduler, model: ModelFiles, metrics_folder: str = ""
+) -> ApiServer:
     """Read tokenizer and template, and return the state of an API process.
 
     Args:
@@ -55,17 +89,9 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
     Raises:
         ConfigError: a flag or file cannot be used; names it.
     """
-    _check_certificate(args.server)
     logging.getLogger("fastdeploy.request").disabled = args.server.disable_log_requests
     engine = args.engine
-    folder = resolve_model_path(engine.model, engine.revision, gguf_file=engine.gguf_file)
-    generation_config = "none" if engine.generation_config == "none" else "auto"
-    model_config = ModelConfig.from_pretrained(
-        folder, dtype=engine.dtype, generation_config=generation_config, reads_weights=False
-    )
-    with errors_name_the_origin(args.provenance):
-        engine.choose_context(model_config)  # what the model does not support is refused before it is loaded
-    tokenizer_folder = resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else folder
+    tokenizer_folder = resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else model.folder
     tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
     chat_template = read_chat_template(args.server.chat_template)
     traits = own_traits(tokenizer.chat_templates, chat_template)
@@ -74,7 +100,7 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
         engine_config=engine,
         scheduler=scheduler,
         tokenizer=tokenizer,
-        defaults=model_config.generation,
+        defaults=model.config.generation,
         cluster=args.cluster,
         chat_template=chat_template,
         tool_parser=choose_tool_parser(args.server.tool_call_parser, traits),
