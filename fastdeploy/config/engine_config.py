@@ -106,6 +106,7 @@ class EngineConfig:
     Attributes:
         is_clustered: whether the engine's node works with others; follows from `--scheduler-name`.
         hands_over: whether it also exchanges KV blocks with them.
+        model_folder: the folder of the model, if the process that starts the engine has found it.
     """
 
     model: Annotated[str, text(help="local directory, GGUF file, hub name, `smollm2` (downloaded once) or `demo`")]
@@ -167,6 +168,7 @@ class EngineConfig:
     ] = "auto"
     is_clustered: bool = False
     hands_over: bool = False
+    model_folder: str = ""
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     gpu: GpuConfig = field(default_factory=GpuConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)

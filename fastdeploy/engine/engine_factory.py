@@ -255,7 +255,7 @@ def _read_model_files(config: EngineConfig) -> tuple[EngineSpec, DraftingModelCo
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     if (num_seqs := config.scheduler.max_num_seqs) > backend.max_num_seqs:
         raise ConfigError("max_num_seqs", f"expected at most {backend.max_num_seqs} on this device, got {num_seqs}")
-    path = resolve_model_path(config.model, config.revision, gguf_file=config.gguf_file)
+    path = config.model_folder or resolve_model_path(config.model, config.revision, gguf_file=config.gguf_file)
     model_config = ModelConfig.from_pretrained(
         path,
         dtype=config.dtype,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -74,6 +75,7 @@ class LLM:
         for note in notes:
             logger.warning("%s", note)
         folder = resolve_model_path(config.model, config.revision, gguf_file=config.gguf_file)
+        config = replace(config, model_folder=folder)
         tokenizer_folder = resolve_model_path(config.tokenizer, field="tokenizer") if config.tokenizer else folder
         self.tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
         with device_errors():

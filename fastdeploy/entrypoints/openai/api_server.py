@@ -70,15 +70,15 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
 
 
 async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
+    args = find_model(args)
     log_file = log_folder(env) / ENGINE_LOG if env.log_dir else None
     client = EngineClient(args.engine, log_file, factory, json_log=env.log_format == "json")
     agent = _make_agent(args, env, client)
     try:
-        model = find_model(args)
         with listening(args.server) as listener:  # before the model loads: a port in use is reported at once
             stop = stop_signal()
             await client.launch()  # which reads the tokenizer, too, at the same time
-            server = await _unless(stop, asyncio.to_thread(make_server, args, env, client, model))
+            server = await _unless(stop, asyncio.to_thread(make_server, args, env, client))
             if server is None:
                 return 0
             if args.server.workers > 1:

@@ -22,7 +22,6 @@ from fastdeploy.core.faults import arm
 from fastdeploy.core.process import die_with_parent, write_stacks_on_signal
 from fastdeploy.entrypoints.openai.lifecycle import (
     drain,
-    find_model,
     finish_streams,
     freeze_gc,
     joined_cluster,
@@ -75,7 +74,7 @@ async def _main() -> int:
     set_up_logging(env)
     arm(env.faults)
     connection = EngineConnection(config.address, config.identity)
-    server = make_server(config.args, env, connection, find_model(config.args), config.metrics_folder)
+    server = make_server(config.args, env, connection, config.metrics_folder)
     with socket.socket(fileno=config.listener_fd) as listener:
         async with joined_cluster(server, config.args, connection, config.number), serving(server, listener):
             return await _run(server, connection, lines)

@@ -12,7 +12,7 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import uvicorn
 from starlette.routing import Route
@@ -47,21 +47,8 @@ LEAST_OPEN_FILES = 128  # a server has about 30 open before its first connection
 FINAL_RESPONSES_S = 1.0  # time to send the errors of a dead engine to the clients
 
 
-@dataclass(frozen=True)
-class ModelFiles:
-    """What is known of a model before its tokenizer and its weights are read.
-
-    Attributes:
-        folder: in Hugging Face format.
-        config: of the model.
-    """
-
-    folder: str
-    config: ModelConfig
-
-
-def find_model(args: ServeArgs) -> ModelFiles:
-    """Find the model, download it if it is not there, and read its configuration.
+def find_model(args: ServeArgs) -> ServeArgs:
+    """Find the model, or download it, for all processes of the server; return the arguments with its folder.
 
     Raises:
         ConfigError: a flag or file cannot be used; names it.
@@ -69,21 +56,25 @@ def find_model(args: ServeArgs) -> ModelFiles:
     _check_certificate(args.server)
     engine = args.engine
     folder = resolve_model_path(engine.model, engine.revision, gguf_file=engine.gguf_file)
-    generation_config = "none" if engine.generation_config == "none" else "auto"
-    config = ModelConfig.from_pretrained(
-        folder, dtype=engine.dtype, generation_config=generation_config, reads_weights=False
-    )
+    args = replace(args, engine=replace(engine, model_folder=folder))
     with errors_name_the_origin(args.provenance):
-        engine.choose_context(config)  # what the model does not support is refused before it is loaded
-    return ModelFiles(folder, config)
+        engine.choose_context(_read_config(args))  # what the model does not support is refused before it is loaded
+    return args
 
 
-def make_server(
-    args: ServeArgs, env: Env, scheduler: RequestScheduler, model: ModelFiles, metrics_folder: str = ""
-) -> ApiServer:
+def _read_config(args: ServeArgs) -> ModelConfig:
+    engine = args.engine
+    generation_config = "none" if engine.generation_config == "none" else "auto"
+    return ModelConfig.from_pretrained(
+        engine.model_folder, dtype=engine.dtype, generation_config=generation_config, reads_weights=False
+    )
+
+
+def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_folder: str = "") -> ApiServer:
     """Read tokenizer and template, and return the state of an API process.
 
     Args:
+        args: from `find_model`.
         metrics_folder: where several API processes store their metrics; empty for one process.
 
     Raises:
@@ -91,7 +82,9 @@ def make_server(
     """
     logging.getLogger("fastdeploy.request").disabled = args.server.disable_log_requests
     engine = args.engine
-    tokenizer_folder = resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else model.folder
+    tokenizer_folder = (
+        resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else engine.model_folder
+    )
     tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
     chat_template = read_chat_template(args.server.chat_template)
     traits = own_traits(tokenizer.chat_templates, chat_template)
@@ -100,7 +93,7 @@ def make_server(
         engine_config=engine,
         scheduler=scheduler,
         tokenizer=tokenizer,
-        defaults=model.config.generation,
+        defaults=_read_config(args).generation,
         cluster=args.cluster,
         chat_template=chat_template,
         tool_parser=choose_tool_parser(args.server.tool_call_parser, traits),
