@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -244,6 +245,42 @@ def test_progress_of_loading_is_reported(tmp_path: Path) -> None:
         return seen
 
     assert asyncio.run(scenario()) == [("weights", 0.0), ("weights", 0.5), ("weights", 1.0)]
+
+
+def test_a_launched_engine_loads_the_model_before_anybody_waits_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        client = EngineClient(EngineConfig(model=str(save_mock_model(tmp_path))), factory=FACTORY)
+        try:
+            await client.launch()
+            launched = client._child._process
+            await until(lambda: client._connect().done(), "the model is loaded")
+            await client.start()
+            assert client.ready is not None and client._child._process is launched
+        finally:
+            await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_error_of_a_launched_engine_is_raised_by_start_and_nobody_else_reports_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(waits: bool) -> None:
+        config = EngineConfig(model=str(save_mock_model(tmp_path, config_error="no weights in it")))
+        client = EngineClient(config, factory=FACTORY)
+        try:
+            await client.launch()
+            await until(lambda: client._connect().done(), "the engine refuses its configuration")
+            if waits:
+                with pytest.raises(ConfigError, match="no weights in it"):
+                    await client.start()
+        finally:
+            await client.close()
+
+    for waits in (True, False):
+        asyncio.run(scenario(waits))
+        gc.collect()
+    assert not caplog.records
 
 
 def test_idle_engine_blocks_instead_of_spinning(tmp_path: Path) -> None:
