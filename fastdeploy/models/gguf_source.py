@@ -47,7 +47,7 @@ class GGUFSource:
 
         Args:
             folder: holds the config.json that was made from the file.
-            dtype: to which codes are widened.
+            dtype: of the run, to which codes are widened.
 
         Raises:
             ConfigError: tensors are missing or unexpected, or a file cannot be read.
@@ -150,7 +150,7 @@ class GGUFSource:
         elements = None if is_matrix else self._order(name)
         values = values.reshape(shape) if elements is None else values[0, elements]
         wide = selected_backend().host_tensor(values)
-        if kind in _BEYOND_BFLOAT16 and dtype == "bfloat16" and not is_finite(wide):
+        if kind in _BEYOND_BFLOAT16 and self._dtype == "bfloat16" and not is_finite(wide):
             raise self._bad_value(tensor, "has a value that is too large for bfloat16")
         return wide
 
