@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.coded.compressed_tensors_config import METHOD as COMPRESSED_TENSORS
+from fastdeploy.config.coded.compressed_tensors_config import parse_compressed_tensors
 from fastdeploy.config.quantization import FORMATS, GGUF, MIXED, UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 
@@ -77,6 +79,9 @@ def read_quantization(raw: Mapping[str, Any], where: str) -> QuantizationConfig:
     if not quantization:
         return UNQUANTIZED
     found = quantization if isinstance(quantization, Mapping) else {}
+    if found.get("quant_method") == COMPRESSED_TENSORS:
+        parsed = parse_compressed_tensors(found, where)
+        return QuantizationConfig.from_value(COMPRESSED_TENSORS) if parsed.has_integers else UNQUANTIZED
     method = str(found.get("quant_method") or found.get("quantization") or "unknown")
     if found.get("quant_method") == GGUF:
         return QuantizationConfig.from_value(GGUF)
@@ -89,6 +94,14 @@ def read_quantization(raw: Mapping[str, Any], where: str) -> QuantizationConfig:
         "quantization_config",
         f"{where}checkpoints quantized with {method!r:.120}{_quantization_form(found)} are not supported; {_INSTEAD}",
     )
+
+
+def quantization_notes(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return lines about what config.json says of codes, inputs and caches that is not used; it has been checked."""
+    found = raw.get("quantization_config") or raw.get("compression_config")
+    if isinstance(found, Mapping) and found.get("quant_method") == COMPRESSED_TENSORS:
+        return parse_compressed_tensors(found, where).notes
+    return ()
 
 
 def _quantization_form(quantization: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from fastdeploy.config.checkpoint_json import GGUF_NOTES
 from fastdeploy.config.experts_config import KEYS_OF_SIZES
 from fastdeploy.config.family_defaults import TRANSFORMERS
+from fastdeploy.config.foreign_formats import quantization_notes
 
 
 def unused_keys(raw: Mapping[str, Any], architecture: str, theta: float, where: str) -> Iterator[str]:
@@ -30,4 +31,5 @@ def unused_keys(raw: Mapping[str, Any], architecture: str, theta: float, where: 
         for key in others:
             if None not in (raw.get(used), raw.get(key)) and raw[used] != raw[key]:
                 yield f"{where}{key} {raw[key]} has no effect beside {used} {raw[used]}"
+    yield from quantization_notes(raw, where)
     yield from raw.get(GGUF_NOTES) or ()

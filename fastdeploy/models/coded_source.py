@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from paddle import Tensor
 
 from fastdeploy.config.checkpoint_json import read_json_object
+from fastdeploy.config.coded.compressed_tensors_config import METHOD
 from fastdeploy.config.model_config import DType
+from fastdeploy.models.coded.compressed_tensors import find_compressed_tensors
 from fastdeploy.models.weight_source import CheckpointFiles, Fidelity, SafetensorsSource, whole_matrix
 from fastdeploy.ops.coded_piece import CodedPiece
 from fastdeploy.ops.linear import WeightPiece
@@ -18,21 +20,27 @@ from fastdeploy.ops.quantized_form import QuantizedForm
 
 
 class CodedModule(Protocol):
-    """A linear layer whose weight the files store as codes.
+    """A linear layer whose weight the files store as codes."""
 
-    Attributes:
-        companions: names of the tensors in the files that make up its weight.
-        shape: of the weight, [out, in].
-        kind: what the codes are, as reports name it.
-        fidelity: what becomes of the weight's values when it is read as codes.
-        form: that keeps the codes, with inputs of as many bits as the checkpoint intends; None if no form does.
-    """
+    @property
+    def companions(self) -> tuple[str, ...]:
+        """Return the names of the tensors in the files that make up its weight."""
 
-    companions: tuple[str, ...]
-    shape: tuple[int, int]
-    kind: str
-    fidelity: Fidelity
-    form: QuantizedForm | None
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the shape of the weight, [out, in]."""
+
+    @property
+    def kind(self) -> str:
+        """Return what the codes are, as reports name it."""
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """Return what becomes of the weight's values when it is read as codes."""
+
+    @property
+    def form(self) -> QuantizedForm | None:
+        """Return the form that keeps the codes, with inputs of as many bits as the checkpoint intends; or None."""
 
     def coded(self, files: SafetensorsSource) -> CodedPiece:
         """Return the codes, [out, in].
@@ -52,7 +60,7 @@ class CodedModule(Protocol):
 FindModules = Callable[[Mapping[str, Any], SafetensorsSource], Mapping[str, CodedModule]]
 """Takes quantization_config and the files; returns the modules by the names of their weights, such as X.weight."""
 
-METHODS: Mapping[str, FindModules] = {}
+METHODS: Mapping[str, FindModules] = {METHOD: find_compressed_tensors}
 """By the `quant_method` of config.json."""
 
 

@@ -13,7 +13,8 @@ from fastdeploy.config.quantization import GGUF, OWN_FORMATS
 from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, QUANTIZATIONS, QuantizedForm
 
 Form = QuantizedForm | None
-_BY_BITS = {(QuantizedForm(name).weight_bits, QuantizedForm(name).row_bits): name for name in QUANTIZATIONS}
+BY_BITS = {(QuantizedForm(name).weight_bits, QuantizedForm(name).row_bits): name for name in QUANTIZATIONS}
+"""Bits of codes and of inputs -> the name of a quantization."""
 
 
 def keeps_codes(stored: Sequence[Form], wanted: str) -> bool:
@@ -40,7 +41,7 @@ def packed_form(stored: Sequence[Form], wanted: str) -> Form:
     forms = [form for form in stored if form is not None]
     row_bits = FORMS[wanted].row_bits if wanted in FORMS else max(form.row_bits for form in forms)
     return QuantizedForm(
-        _BY_BITS[max(form.weight_bits for form in forms), row_bits],
+        BY_BITS[max(form.weight_bits for form in forms), row_bits],
         min(form.group_size for form in forms),
         any(form.has_minimum for form in forms),
     )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
@@ -250,7 +250,7 @@ class WeightLoader:
 
     def _coded(self, name: str, factors: Mapping[str, Factors]) -> Codes:
         coded = self.source.coded(f"{name}.weight")
-        return replace(coded, factors=paddle.to_tensor(factors[name])) if name in factors else coded
+        return coded.scaled(paddle.to_tensor(factors[name])) if name in factors else coded
 
     def finish(self, names: list[str]) -> None:
         """Give back the memory of tensors that have been packed, and report the progress."""

@@ -164,6 +164,20 @@ class SafetensorsSource(WithoutCodes):
             self._checked.add(name)
         return tensor
 
+    def stored(self, name: str) -> Tensor:
+        """Return a tensor whose memory is the mapped file, in the stored dtype; its values are not checked.
+
+        Raises:
+            ConfigError: it has no elements.
+        """
+        if name not in self._tensors:
+            raise ConfigError("model", f"{self.where(name)} is empty")
+        return self._tensors[name]
+
+    def where(self, name: str) -> str:
+        """Return the file and the name of a tensor, as messages begin."""
+        return f"{self._file_names[name]}: tensor {name:.{_NAME_LENGTH}}"
+
     def kind(self, name: str) -> str:
         """Return the dtype of a tensor as safetensors spells it."""
         return self._kinds[name]
@@ -184,7 +198,7 @@ class SafetensorsSource(WithoutCodes):
         self._checked.update(names)
 
     def _not_finite(self, name: str) -> ConfigError:
-        return ConfigError("model", f"{self._file_names[name]}: tensor {name} has values that are not finite")
+        return ConfigError("model", f"{self.where(name)} has values that are not finite")
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the whole matrix, without a copy if the file holds this dtype."""

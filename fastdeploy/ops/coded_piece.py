@@ -32,7 +32,7 @@ class CodedPiece:
         scales: [outputs, groups] float16 or float32.
         minimums: as scales, or None.
         group_size: inputs that share a scale: 32, 64 or 128; the last group may be shorter. 0: one scale per output.
-        factors: [outputs] float32, powers of two by which the outputs are multiplied, or None.
+        factors: [outputs] float32, by which the outputs are multiplied, or None.
     """
 
     codes: Tensor
@@ -70,6 +70,10 @@ class CodedPiece:
         groups = slice(begin // self.group_size, -(-end // self.group_size))
         minimums = None if self.minimums is None else self.minimums[:, groups]
         return replace(self, codes=self.codes[:, begin:end], scales=self.scales[:, groups], minimums=minimums)
+
+    def scaled(self, factors: Tensor) -> CodedPiece:
+        """Return the codes with each output multiplied by its own factor, a power of two."""
+        return replace(self, factors=factors if self.factors is None else self.factors * factors)
 
     @property
     def has_factors_only(self) -> bool:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy.core.ggml_types import GGML_TYPES, PLAIN_TYPES
-from fastdeploy.ops.host import HostLibraryError, load_library
+from fastdeploy.ops.host import load_threaded_library
 
 GROUP_SIZE = 32
 Bytes = NDArray[np.uint8]
@@ -116,7 +115,7 @@ def split_rows(data: Bytes, type_name: str, num_inputs: int, rows: Rows | None =
     scales = np.empty((num_rows, num_inputs // GROUP_SIZE), np.float16)
     minimums = np.empty_like(scales) if with_minimum else None
     address = None if minimums is None else minimums.ctypes.data
-    _library().fd_ggml_split(ctypes.byref(stored), codes.ctypes.data, scales.ctypes.data, address)
+    load_threaded_library().fd_ggml_split(ctypes.byref(stored), codes.ctypes.data, scales.ctypes.data, address)
     return SplitRows(codes if minimums is None else codes.view(np.uint8), scales, minimums)
 
 
@@ -136,7 +135,7 @@ def widen_rows(
     """
     stored, num_rows = _stored_rows(data, type_name, num_inputs, rows)
     wide = np.empty((num_rows, num_inputs), {"float32": np.float32, "bfloat16": np.uint16}[dtype])
-    _library().fd_ggml_widen(ctypes.byref(stored), wide.ctypes.data, dtype == "bfloat16")
+    load_threaded_library().fd_ggml_widen(ctypes.byref(stored), wide.ctypes.data, dtype == "bfloat16")
     return wide
 
 
@@ -153,21 +152,8 @@ def find_bad_scale(data: Bytes, type_name: str, num_inputs: int, rows: Rows | No
         ValueError: as `widen_rows`.
     """
     stored, num_rows = _stored_rows(data, type_name, num_inputs, rows)
-    first = int(_library().fd_ggml_find_bad_scale(ctypes.byref(stored)))
+    first = int(load_threaded_library().fd_ggml_find_bad_scale(ctypes.byref(stored)))
     return first if first < num_rows else None
-
-
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
-    """Load the host library for calls that use threads.
-
-    Raises:
-        HostLibraryError: the library cannot be used, or FD_NUM_THREADS is invalid.
-    """
-    library = load_library()
-    if (reason := library.fd_num_threads_error()) is not None:
-        raise HostLibraryError(reason.decode())
-    return library
 
 
 def _stored_rows(data: Bytes, type_name: str, num_inputs: int, rows: Rows | None) -> tuple[_StoredRows, int]:

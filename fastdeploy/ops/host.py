@@ -33,6 +33,9 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "fd_ggml_split": (None, [_pointer, _pointer, _pointer, _pointer]),
     "fd_ggml_widen": (None, [_pointer, _pointer, _int64]),
     "fd_ggml_find_bad_scale": (_int64, [_pointer]),
+    "fd_codes_unpack": (None, [_pointer, _int64, _int64, _int64, _int64, _int64, _pointer]),
+    "fd_codes_widen": (None, [_pointer, _pointer, _int64]),
+    "fd_codes_convert": (None, [_pointer, _pointer, _pointer]),
     "fd_suffix_create": (_pointer, [_int32, _int32, ctypes.c_double, ctypes.c_double, _int64, _int64]),
     "fd_suffix_destroy": (None, [_pointer]),
     "fd_suffix_start": (_int64, [_pointer, _int64, ctypes.c_char_p, _int64, _pointer, _int64]),
@@ -81,6 +84,19 @@ def load_library() -> ctypes.CDLL:
             f"host library: {path.name}: expected version {__version__}, got {version}; rebuild it with "
             "`pip install -e .` or reinstall the package"
         )
+    return library
+
+
+@lru_cache(maxsize=1)
+def load_threaded_library() -> ctypes.CDLL:
+    """Load the host library for calls that use threads.
+
+    Raises:
+        HostLibraryError: the library cannot be used, or FD_NUM_THREADS is invalid.
+    """
+    library = load_library()
+    if (reason := library.fd_num_threads_error()) is not None:
+        raise HostLibraryError(reason.decode())
     return library
 
 

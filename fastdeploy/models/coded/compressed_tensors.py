@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that compressed-tensors stores as integers: `pack-quantized` and `int-quantized`.
+
+A weight is (code - zero point) * scale. Codes and zero points are integers from -8 or -128 on. Packed ones are stored
+plus 8 or 128 in words of 32 bits, the first in the lowest bits: codes along the inputs, zero points along the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy.config.coded.compressed_tensors_config import (
+    FLOATS,
+    INTEGERS,
+    PACKED,
+    WeightScheme,
+    parse_compressed_tensors,
+)
+from fastdeploy.config.model_config import DType
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.finite import bits_of
+from fastdeploy.models.own_codes import BY_BITS
+from fastdeploy.models.weight_source import Fidelity, SafetensorsSource
+from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.grouped_codes import (
+    CONVERTED_GROUP,
+    GroupedCodes,
+    convert_codes,
+    run_size,
+    unpack_codes,
+    widen_codes,
+)
+from fastdeploy.ops.quantized_form import QuantizedForm
+
+_TYPES: Mapping[str, type[np.generic]] = {
+    **{"I8": np.int8, "I32": np.int32, "I64": np.int64},
+    **{"F16": np.float16, "BF16": np.uint16, "F32": np.float32},
+}
+_SCALE_KINDS = ("BF16", "F16", "F32")
+_FLOAT_KINDS = ("F8_E4M3",)
+_WORD_BYTES = 4
+_LARGEST_SCALE = 2.0**110  # no weight is infinite in bfloat16
+_LARGEST_HALF_SCALE = 256.0  # -255 times it is a number in float16
+_SMALLEST_OF_LARGEST = 2.0**-16  # a scale of this part of the largest one keeps all bits of bfloat16 in float16
+_LARGEST_CONVERTED_SCALE = 511.75  # the largest number of float16 of which -128 times is one, too
+_OF_ACTIVATIONS = frozenset(
+    f"{of}_{what}" for of in ("input", "output", "q", "k", "v") for what in ("scale", "zero_point", "global_scale")
+)
+"""Ends of the names of tensors that are not read: inputs get scales of their own, and outputs are not quantized."""
+
+
+def find_compressed_tensors(quantization: Mapping[str, Any], files: SafetensorsSource) -> dict[str, IntegerModule]:
+    """Return the modules with codes by the names of their weights.
+
+    Raises:
+        ConfigError: config.json and the files contradict each other, or tensors are missing or of wrong shapes.
+    """
+    config = parse_compressed_tensors(quantization, "config.json: ")
+    files.leave_out([name for name in files.shapes if name.rpartition(".")[2] in _OF_ACTIVATIONS])
+    modules = dict[str, IntegerModule]()
+    for name, parts in _coded_parts(files).items():
+        scheme, first = config.scheme_of(name), f"{name}.{parts[0]}"
+        if scheme is None or config.ignores(name):
+            raise _bad_tensor(files, first, "has codes, but config.json says that it is not quantized")
+        if scheme.format not in ("", _format_of(name, files)):
+            raise _bad_tensor(files, first, f"is not {scheme.format}, as config.json says")
+        if scheme.is_float:
+            raise _bad_tensor(files, first, "is in FP8 within compressed-tensors, which is not supported")
+        modules[f"{name}.weight"] = IntegerModule(name, parts, scheme, files)
+    return modules
+
+
+def _coded_parts(files: SafetensorsSource) -> dict[str, list[str]]:
+    """Return the last parts of the names of each module's tensors, for the modules whose weights are codes."""
+    parts: dict[str, list[str]] = {}
+    for name in files.shapes:
+        module, _, part = name.rpartition(".")
+        if part.startswith("weight_") or (part == "weight" and files.kind(name) in ("I8", *_FLOAT_KINDS)):
+            parts.setdefault(module, []).append(part)
+    for module, found in parts.items():
+        if "weight" not in found and f"{module}.weight" in files.shapes:
+            found.append("weight")
+    return parts
+
+
+def _format_of(name: str, files: SafetensorsSource) -> str:
+    if f"{name}.weight_packed" in files.shapes:
+        return PACKED
+    is_float = f"{name}.weight" in files.shapes and files.kind(f"{name}.weight") in _FLOAT_KINDS
+    return FLOATS if is_float else INTEGERS
+
+
+class IntegerModule:
+    """A linear layer whose weight is stored as integers.
+
+    Attributes:
+        companions: names of the tensors that make up its weight.
+        shape: of the weight, [out, in].
+        kind: int4 or int8.
+    """
+
+    def __init__(self, name: str, parts: list[str], scheme: WeightScheme, files: SafetensorsSource) -> None:
+        """Check the shapes of the tensors, and which inputs belong to which group.
+
+        Args:
+            name: of the module.
+            parts: last parts of the names of its tensors.
+            scheme: as config.json has it.
+
+        Raises:
+            ConfigError: a tensor is missing, unexpected, or of a wrong type or shape.
+        """
+        self._name, self._scheme, self._files = name, scheme, files
+        self._has_words = "weight_packed" in parts
+        self._codes = f"{name}.weight_packed" if self._has_words else f"{name}.weight"
+        self._check_parts(parts)
+        self.companions = tuple(f"{name}.{part}" for part in parts)
+        self.shape = self._find_shape()
+        self.kind = f"int{scheme.num_bits}"
+        self._groups = self._find_groups("weight_g_idx" in parts)
+        self._group_size = run_size(self._groups) if scheme.group_size else 0
+        self._is_converted = scheme.group_size > 0 and self._group_size == 0
+        self._check_numbers()
+
+    @property
+    def form(self) -> QuantizedForm:
+        """Return the form that keeps the codes; that of new codes if operators have no groups like theirs."""
+        if self._is_converted:
+            return QuantizedForm(BY_BITS[8, self._scheme.row_bits], CONVERTED_GROUP)
+        quantization = BY_BITS[self._scheme.num_bits, self._scheme.row_bits]
+        return QuantizedForm(quantization, self._group_size, not self._scheme.is_symmetric)
+
+    @cached_property
+    def fidelity(self) -> Fidelity:
+        """Return what becomes of the weight's values, which may depend on its scales."""
+        if self._is_converted:
+            return "converted"
+        if self._group_size == 0:
+            return "kept"
+        return "kept" if self._scheme.is_symmetric and self._has_half_scales() else "rounded"
+
+    def coded(self, files: SafetensorsSource) -> CodedPiece:
+        """Return the codes, scales and minimums.
+
+        Raises:
+            ConfigError: a value is not valid.
+        """
+        grouped = self._read(files)
+        if self._is_converted:
+            new_codes, new_scales = convert_codes(grouped)
+            if not new_scales.max() <= _LARGEST_CONVERTED_SCALE:
+                raise self._bad(files, "weight_scale", "has weights that are too large for new codes")
+            return CodedPiece(paddle.to_tensor(new_codes), paddle.to_tensor(new_scales), None, CONVERTED_GROUP)
+        codes = paddle.to_tensor(grouped.codes)
+        if self._group_size == 0:
+            return _coded_outputs(codes, grouped.scales, grouped.zeros)
+        columns = self._groups[:: self._group_size]
+        zeros = None if grouped.zeros is None else grouped.zeros[:, columns]
+        is_half = files.kind(f"{self._name}.weight_scale") == "F16"
+        return _coded_groups(codes, grouped.scales[:, columns], zeros, self._group_size, is_half)
+
+    def widen(self, files: SafetensorsSource, dtype: DType) -> Tensor:
+        """Return the weight, computed in fp32 and rounded once.
+
+        Raises:
+            ConfigError: a value is not valid.
+        """
+        return paddle.to_tensor(widen_codes(self._read(files), dtype))
+
+    def _bad(self, files: SafetensorsSource, part: str, problem: str) -> ConfigError:
+        return _bad_tensor(files, f"{self._name}.{part}", problem)
+
+    def _check_parts(self, parts: list[str]) -> None:
+        """Raise ConfigError if a tensor is missing or unexpected."""
+        expected = {"weight_packed", "weight_shape"} if self._has_words else {"weight"}
+        expected |= {"weight_scale"} if self._scheme.is_symmetric else {"weight_scale", "weight_zero_point"}
+        allowed = expected | ({"weight_g_idx"} if self._scheme.group_size else set())
+        for part in sorted(expected.difference(parts)):
+            raise self._bad(self._files, parts[0], f"needs a tensor {part} beside it, which is missing")
+        for part in sorted(set(parts) - allowed):
+            raise self._bad(self._files, part, f"does not belong to a weight that is {self._described}")
+
+    @property
+    def _described(self) -> str:
+        what = "symmetric" if self._scheme.is_symmetric else "asymmetric"
+        return f"{PACKED if self._has_words else INTEGERS}, {what}, with a scale per {self._scheme.strategy}"
+
+    def _find_shape(self) -> tuple[int, int]:
+        """Return the shape of the weight.
+
+        Raises:
+            ConfigError: it is no matrix, or `weight_shape` contradicts the packed codes.
+        """
+        shape = self._files.shapes[self._codes]
+        self._check(
+            self._codes, ("I32",) if self._has_words else ("I8",), len(shape) == 2 and 0 not in shape, "a matrix"
+        )
+        if not self._has_words:
+            return shape[0], shape[1]
+        name, per_word = f"{self._name}.weight_shape", 8 * _WORD_BYTES // self._scheme.num_bits
+        self._check(name, ("I64", "I32"), self._files.shapes[name] == (2,), "[2]")
+        outputs, inputs = map(int, _array(self._files, name))
+        if outputs != shape[0] or inputs < 1 or -(-inputs // per_word) != shape[1]:
+            raise _bad_tensor(self._files, name, f"is {[outputs, inputs]}, but {self._codes} is {list(shape)}")
+        return outputs, inputs
+
+    def _find_groups(self, has_order: bool) -> NDArray[np.int32]:
+        """Return to which group each input belongs.
+
+        Raises:
+            ConfigError: groups do not divide the inputs, or are out of range.
+        """
+        inputs, size = self.shape[1], self._scheme.group_size
+        if size and inputs % size:
+            raise _bad_tensor(self._files, self._codes, f"has {inputs} inputs, which groups of {size} do not divide")
+        groups = np.arange(inputs, dtype=np.int32) // (size or inputs)
+        if not has_order:
+            return groups
+        name = f"{self._name}.weight_g_idx"
+        self._check(name, ("I32", "I64"), self._files.shapes[name] == (inputs,), f"{[inputs]}")
+        order = _array(self._files, name)
+        if (order == -1).all():  # as the library writes it before it sorts inputs
+            return groups
+        if not 0 <= order.min() <= order.max() < inputs // size:
+            raise _bad_tensor(self._files, name, f"has a group that is not one of 0..{inputs // size - 1}")
+        return np.ascontiguousarray(order, np.int32)
+
+    @property
+    def _num_groups(self) -> int:
+        return self.shape[1] // (self._scheme.group_size or self.shape[1])
+
+    def _check_numbers(self) -> None:
+        """Raise ConfigError if scales or zero points are of a wrong type or shape."""
+        shape = self._number_shape
+        name, found = f"{self._name}.weight_scale", self._files.shapes[f"{self._name}.weight_scale"]
+        fits = found == shape or (shape == (1, 1) and found in ((), (1,)))
+        self._check(name, _SCALE_KINDS, fits, f"{list(shape)}")
+        if self._scheme.is_symmetric:
+            return
+        name = f"{self._name}.weight_zero_point"
+        found, kind = self._files.shapes[name], "I32" if self._has_packed_zeros else "I8"
+        if self._has_packed_zeros:
+            shape = -(-shape[0] * self._scheme.num_bits // (8 * _WORD_BYTES)), shape[1]
+        self._check(name, (kind,), found == shape or (shape == (1, 1) and found in ((), (1,))), f"{list(shape)}")
+
+    @property
+    def _number_shape(self) -> tuple[int, int]:
+        """Return the shape of scales: those of a whole tensor have a single one."""
+        return (1, 1) if self._scheme.strategy == "tensor" else (self.shape[0], self._num_groups)
+
+    @property
+    def _has_packed_zeros(self) -> bool:
+        return self._has_words and self._scheme.strategy != "tensor"
+
+    def _check(self, name: str, kinds: tuple[str, ...], has_shape: bool, expected: str) -> None:
+        kind, shape = self._files.kind(name), self._files.shapes[name]
+        if kind not in kinds or not has_shape:
+            raise _bad_tensor(
+                self._files, name, f"is {kind} {list(shape)}, expected {' or '.join(kinds)} of {expected}"
+            )
+
+    def _read(self, files: SafetensorsSource) -> GroupedCodes:
+        """Return codes from 0 on and zero points if there are any, else signed codes; for each output its scales."""
+        scales, zeros = self._read_scales(files), self._read_zeros(files)
+        return GroupedCodes(self._read_codes(files), scales, zeros, self._groups)
+
+    def _of_outputs(self, numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the numbers of each output, also where all outputs share one."""
+        return np.ascontiguousarray(np.broadcast_to(numbers, (self.shape[0], self._num_groups)))
+
+    def _read_codes(self, files: SafetensorsSource) -> NDArray[np.int8] | NDArray[np.uint8]:
+        bits, is_signed = self._scheme.num_bits, self._scheme.is_symmetric
+        stored = _array(files, self._codes)
+        if self._has_words:
+            rows = stored.view(np.uint8).reshape(self.shape[0], -1)
+            return unpack_codes(rows, self.shape[1], 4 if bits == 4 else 8, is_signed)
+        half = 1 << bits - 1
+        if not -half <= stored.min() <= stored.max() < half:
+            raise _bad_tensor(files, self._codes, f"has a code that is not one of {-half}..{half - 1}")
+        return stored if is_signed else stored.view(np.uint8) + np.uint8(half)
+
+    def _read_scales(self, files: SafetensorsSource) -> NDArray[np.float32]:
+        name = f"{self._name}.weight_scale"
+        scales = _floats(files, name).reshape(self._number_shape)
+        if not (scales.min() > 0 and scales.max() <= _LARGEST_SCALE):  # NaN is neither
+            raise _bad_tensor(files, name, f"has a scale that is not above 0 and at most {_LARGEST_SCALE:.1g}")
+        return self._of_outputs(scales)
+
+    def _read_zeros(self, files: SafetensorsSource) -> NDArray[np.float32] | None:
+        """Return the zero points of codes from 0 on, or None."""
+        if self._scheme.is_symmetric:
+            return None
+        bits, name = self._scheme.num_bits, f"{self._name}.weight_zero_point"
+        stored, half = _array(files, name), 1 << bits - 1
+        if self._has_packed_zeros:
+            shifts = np.arange(0, 8 * _WORD_BYTES, bits, dtype=np.uint32)[:, None]
+            zeros = (stored.view(np.uint32)[:, None] >> shifts & np.uint32(2 * half - 1)).reshape(-1, self._num_groups)
+            return self._of_outputs(zeros[: self.shape[0]].astype(np.float32))
+        if not -half <= stored.min() <= stored.max() < half:
+            raise _bad_tensor(files, name, f"has a zero point that is not one of {-half}..{half - 1}")
+        return self._of_outputs(stored.astype(np.float32).reshape(self._number_shape) + half)
+
+    def _has_half_scales(self) -> bool:
+        """Return whether the scales are exact in float16, if those of an output are divided by a power of two."""
+        name = f"{self._name}.weight_scale"
+        kind = self._files.kind(name)
+        scales = _floats(self._files, name)
+        largest, smallest = scales.max(axis=1), scales.min(axis=1)
+        if kind == "F16":
+            return bool(largest.max() <= _LARGEST_HALF_SCALE)
+        if kind == "BF16":
+            return bool((smallest >= largest * _SMALLEST_OF_LARGEST).all())
+        piece = CodedPiece(paddle.zeros([1]), paddle.to_tensor(scales), None, self._group_size)
+        factors, halves, _ = piece.parts()
+        return bool((halves.astype("float32") * factors.unsqueeze(1) == piece.scales).all())
+
+
+def _coded_outputs(codes: Tensor, scales: NDArray[np.float32], zeros: NDArray[np.float32] | None) -> CodedPiece:
+    """Return codes with a scale per output, which is kept in fp32: with zero points as its factor."""
+    if zeros is None:
+        return CodedPiece(codes, paddle.to_tensor(scales))
+    ones, minimums = paddle.ones(list(scales.shape), "float16"), paddle.to_tensor(-zeros).astype("float16")
+    return CodedPiece(codes, ones, minimums, factors=paddle.to_tensor(scales.reshape(-1)))
+
+
+def _coded_groups(
+    codes: Tensor, scales: NDArray[np.float32], zeros: NDArray[np.float32] | None, size: int, is_half: bool
+) -> CodedPiece:
+    """Return codes with scales per group: in float16 if they are stored so and no minimum would be too large."""
+    dtype = "float16" if is_half and scales.max() <= _LARGEST_HALF_SCALE else "float32"
+    minimums = None if zeros is None else paddle.to_tensor(-zeros * scales).astype(dtype)
+    return CodedPiece(codes, paddle.to_tensor(scales).astype(dtype), minimums, size)
+
+
+def _bad_tensor(files: SafetensorsSource, name: str, problem: str) -> ConfigError:
+    return ConfigError("model", f"{files.where(name)} {problem}")
+
+
+def _array(files: SafetensorsSource, name: str) -> NDArray[Any]:
+    """Return a tensor in the mapped file; bfloat16 as unsigned integers."""
+    return bits_of(files.stored(name)).view(_TYPES[files.kind(name)]).reshape(files.shapes[name])
+
+
+def _floats(files: SafetensorsSource, name: str) -> NDArray[np.float32]:
+    values = _array(files, name)
+    if files.kind(name) == "BF16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
