@@ -42,7 +42,7 @@ def packed_form(stored: Sequence[Form], wanted: str) -> Form:
     row_bits = FORMS[wanted].row_bits if wanted in FORMS else max(form.row_bits for form in forms)
     return QuantizedForm(
         BY_BITS[max(form.weight_bits for form in forms), row_bits],
-        min(form.group_size for form in forms),
+        min((form.group_size for form in forms if form.group_size), default=0),
         any(form.has_minimum for form in forms),
     )
 

@@ -94,15 +94,20 @@ class CodedPiece:
         outputs, none = self.num_outputs, _no_values(paddle.get_device())
         if self.has_factors_only:
             return self.scales.reshape([outputs]).astype("float32"), none, none
-        minimums = none if self.minimums is None else self.minimums
         if self.scales.dtype == paddle.float16:
-            return none, self.scales, minimums
-        largest = self.scales.abs().max(axis=1, keepdim=True)
-        if self.minimums is not None:  # which then are below 2^13
-            largest = paddle.maximum(largest, self.minimums.abs().max(axis=1, keepdim=True) * 2.0**-12)
-        factors = 2.0 ** paddle.where(largest > 0, largest, paddle.ones_like(largest)).log2().floor()
-        minimums = none if self.minimums is None else (self.minimums / factors).astype("float16")
-        return factors.reshape([outputs]), (self.scales / factors).astype("float16"), minimums
+            return none, self.scales, none if self.minimums is None else self.minimums
+        factors, scales, minimums = half_numbers(self.scales, self.minimums)
+        return factors.reshape([outputs]), scales, none if minimums is None else minimums
+
+
+def half_numbers(scales: Tensor, minimums: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return a power of two for each output, [outputs, 1], and float32 numbers divided by it, in float16."""
+    largest = scales.abs().max(axis=1, keepdim=True)
+    if minimums is not None:  # which then are below 2^13
+        largest = paddle.maximum(largest, minimums.abs().max(axis=1, keepdim=True) * 2.0**-12)
+    factors = 2.0 ** paddle.where(largest > 0, largest, paddle.ones_like(largest)).log2().floor()
+    halves = None if minimums is None else (minimums / factors).astype("float16")
+    return factors, (scales / factors).astype("float16"), halves
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class StoredCodes:
     Attributes:
         num_outputs, num_inputs, group_size, has_minimum: what the codes have, as those of a `CodedPiece`.
         read: returns the codes of outputs [begin, end).
-        factors: as those of a `CodedPiece`; what is read has none.
+        factors: as those of a `CodedPiece`, by which outputs are multiplied after they are read.
     """
 
     num_outputs: int
@@ -125,7 +130,11 @@ class StoredCodes:
     def outputs(self, begin: int, end: int) -> CodedPiece:
         """Read the codes of a range of outputs."""
         piece = self.read(begin, end)
-        return piece if self.factors is None else replace(piece, factors=self.factors[begin:end])
+        return piece if self.factors is None else piece.scaled(self.factors[begin:end])
+
+    def scaled(self, factors: Tensor) -> StoredCodes:
+        """Return the codes with each output multiplied by its own factor, a power of two."""
+        return replace(self, factors=factors if self.factors is None else self.factors * factors)
 
     def inputs(self, begin: int, end: int) -> StoredCodes:
         """Return the codes of a range of inputs, which must begin and end between groups."""

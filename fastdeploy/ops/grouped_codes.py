@@ -75,11 +75,10 @@ def run_size(groups: NDArray[np.int32]) -> int:
     """Return the largest number of inputs, 128, 64 or 32, by which inputs can be cut so that each part is of one group.
 
     Returns:
-        0 if a part of 32 inputs has several groups.
+        0 if a part of 32 inputs has several groups. No part is larger than all inputs, unless these are below 32.
     """
-    for size in _RUN_SIZES:
-        first = np.repeat(groups[::size], size)[: len(groups)]
-        if np.array_equal(first, groups):
+    for size in (size for size in _RUN_SIZES if size <= max(len(groups), _RUN_SIZES[-1])):
+        if np.array_equal(np.repeat(groups[::size], size)[: len(groups)], groups):
             return size
     return 0
 

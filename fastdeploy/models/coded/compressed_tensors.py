@@ -28,7 +28,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import bits_of
 from fastdeploy.models.own_codes import BY_BITS
 from fastdeploy.models.weight_source import Fidelity, SafetensorsSource
-from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.coded_piece import CodedPiece, half_numbers
 from fastdeploy.ops.grouped_codes import (
     CONVERTED_GROUP,
     GroupedCodes,
@@ -317,9 +317,9 @@ class IntegerModule:
             return bool(largest.max() <= _LARGEST_HALF_SCALE)
         if kind == "BF16":
             return bool((smallest >= largest * _SMALLEST_OF_LARGEST).all())
-        piece = CodedPiece(paddle.zeros([1]), paddle.to_tensor(scales), None, self._group_size)
-        factors, halves, _ = piece.parts()
-        return bool((halves.astype("float32") * factors.unsqueeze(1) == piece.scales).all())
+        values = paddle.to_tensor(scales)
+        factors, halves, _ = half_numbers(values, None)
+        return bool((halves.astype("float32") * factors == values).all())
 
 
 def _coded_outputs(codes: Tensor, scales: NDArray[np.float32], zeros: NDArray[np.float32] | None) -> CodedPiece:
