@@ -11,6 +11,7 @@ with scales in float32 (in bfloat16 it rounds each product):
     tokens    [T] int32
     rows      [R] int32       rows whose log-probabilities are stored
     logprobs  [R, V] float32
+    digest    [16] uint8      of these weights in float32, those of modules with codes in the order of their names
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import shutil
 import tempfile
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -199,11 +201,12 @@ def make(made: Checkpoint) -> None:
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as temporary:
         plain = Path(temporary)
-        stored, values = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
-        for name, weight in random_weights(plain, made).items():
+        stored, values, digest = dict[str, torch.Tensor](), dict[str, torch.Tensor](), blake2b(digest_size=16)
+        for name, weight in sorted(random_weights(plain, made).items()):
             found = compress(name.removesuffix(".weight"), weight, made) if name.endswith(".weight") else None
             stored |= {name: weight} if found is None else found[0]
             values[name] = weight.float() if found is None else found[1]
+            digest.update(b"" if found is None else found[1].contiguous().numpy().tobytes())
         save_file(values, plain / "model.safetensors", {"format": "pt"})
         save_file(stored, folder / "model.safetensors", {"format": "pt"})
         config = json.loads((plain / "config.json").read_text())
@@ -213,17 +216,18 @@ def make(made: Checkpoint) -> None:
         )
         config |= {"dtype": "bfloat16", "quantization_config": quantization.model_dump(mode="json")}
         (folder / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
-        write_reference(plain, folder / "reference.npz")
+        write_reference(plain, folder / "reference.npz", np.frombuffer(digest.digest(), np.uint8))
 
 
-def write_reference(plain: Path, file: Path) -> None:
+def write_reference(plain: Path, file: Path, digest: np.ndarray) -> None:
     """Write the log-probabilities of some tokens."""
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = np.random.default_rng(5).integers(3, VOCAB, NUM_TOKENS).astype(np.int32)
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
     rows = np.array(ROWS, np.int32)
-    np.savez_compressed(file, tokens=tokens, rows=rows, logprobs=torch.log_softmax(logits, -1)[rows].numpy())
+    logprobs = torch.log_softmax(logits, -1)[rows].numpy()
+    np.savez_compressed(file, tokens=tokens, rows=rows, logprobs=logprobs, digest=digest)
 
 
 if __name__ == "__main__":

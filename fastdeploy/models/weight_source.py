@@ -108,6 +108,7 @@ class SafetensorsSource(WithoutCodes):
 
     Attributes:
         header_formats: values of `format` in the files' headers: pt, np, ...
+        directory: where the files are.
     """
 
     def __init__(self, directory: Path, is_quantized: bool = False) -> None:
@@ -128,6 +129,7 @@ class SafetensorsSource(WithoutCodes):
         self._checked: set[str] = set()  # whose values are finite
         self._is_quantized = is_quantized
         self.header_formats: set[str] = set()
+        self.directory = directory
         for path in find_weight_files(directory):
             self._open(path)
 
@@ -176,7 +178,7 @@ class SafetensorsSource(WithoutCodes):
 
     def where(self, name: str) -> str:
         """Return the file and the name of a tensor, as messages begin."""
-        return f"{self._file_names[name]}: tensor {name:.{_NAME_LENGTH}}"
+        return f"{self.directory}/{self._file_names[name]}: tensor {name:.{_NAME_LENGTH}}"
 
     def kind(self, name: str) -> str:
         """Return the dtype of a tensor as safetensors spells it."""
@@ -198,7 +200,7 @@ class SafetensorsSource(WithoutCodes):
         self._checked.update(names)
 
     def _not_finite(self, name: str) -> ConfigError:
-        return ConfigError("model", f"{self.where(name)} has values that are not finite")
+        return ConfigError("model", f"{self._file_names[name]}: tensor {name} has values that are not finite")
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the whole matrix, without a copy if the file holds this dtype."""

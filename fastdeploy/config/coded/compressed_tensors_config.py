@@ -195,9 +195,8 @@ def _unsupported(where: str, problem: str) -> ConfigError:
 
 def _notes_of(group: Mapping[str, Any], place: str) -> Iterator[str]:
     """Yield lines about what a group says that is not used."""
-    inputs = group.get("input_activations")
-    if inputs is not None and not inputs.get("dynamic"):
-        yield f"{place}: static scales of inputs are not used: inputs get scales of their own when they are quantized"
+    if group.get("weights") is None:
+        yield f"{place} has no effect: it quantizes no weights"
     if group.get("output_activations") is not None:
         yield f"{place}: output_activations has no effect: outputs are not quantized"
 

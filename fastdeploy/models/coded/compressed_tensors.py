@@ -62,7 +62,7 @@ def find_compressed_tensors(quantization: Mapping[str, Any], files: SafetensorsS
     Raises:
         ConfigError: config.json and the files contradict each other, or tensors are missing or of wrong shapes.
     """
-    config = parse_compressed_tensors(quantization, "config.json: ")
+    config = parse_compressed_tensors(quantization, f"{files.directory}/config.json: ")
     files.leave_out([name for name in files.shapes if name.rpartition(".")[2] in _OF_ACTIVATIONS])
     modules = dict[str, IntegerModule]()
     for name, parts in _coded_parts(files).items():
