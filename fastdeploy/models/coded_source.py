@@ -14,7 +14,7 @@ from fastdeploy.config.coded.compressed_tensors_config import METHOD
 from fastdeploy.config.model_config import DType
 from fastdeploy.models.coded.compressed_tensors import find_compressed_tensors
 from fastdeploy.models.weight_source import CheckpointFiles, Fidelity, SafetensorsSource, whole_matrix
-from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.coded_piece import Codes
 from fastdeploy.ops.linear import WeightPiece
 from fastdeploy.ops.quantized_form import QuantizedForm
 
@@ -42,7 +42,7 @@ class CodedModule(Protocol):
     def form(self) -> QuantizedForm | None:
         """Return the form that keeps the codes, with inputs of as many bits as the checkpoint intends; or None."""
 
-    def coded(self, files: SafetensorsSource) -> CodedPiece:
+    def coded(self, files: SafetensorsSource) -> Codes:
         """Return the codes, [out, in].
 
         Raises:
@@ -117,7 +117,7 @@ class CodedSource:
         """Return the form that keeps the codes of a weight."""
         return self._modules[name].form if name in self._modules else None
 
-    def coded(self, name: str) -> CodedPiece:
+    def coded(self, name: str) -> Codes:
         """Return the codes of a weight that has a form."""
         return self._modules[name].coded(self._files)
 

@@ -8,7 +8,7 @@ plus 8 or 128 in words of 32 bits, the first in the lowest bits: codes along the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import bits_of
 from fastdeploy.models.own_codes import BY_BITS
 from fastdeploy.models.weight_source import Fidelity, SafetensorsSource
-from fastdeploy.ops.coded_piece import CodedPiece, half_numbers
+from fastdeploy.ops.coded_piece import CodedPiece, StoredCodes, half_numbers
 from fastdeploy.ops.grouped_codes import (
     CONVERTED_GROUP,
     GroupedCodes,
@@ -38,6 +38,7 @@ from fastdeploy.ops.grouped_codes import (
     widen_codes,
 )
 from fastdeploy.ops.quantized_form import QuantizedForm
+from fastdeploy.ops.registry import selected_backend
 
 _TYPES: Mapping[str, type[np.generic]] = {
     **{"I8": np.int8, "I32": np.int32, "I64": np.int64},
@@ -144,27 +145,16 @@ class IntegerModule:
             return "converted"
         if self._group_size == 0:
             return "kept"
-        return "kept" if self._scheme.is_symmetric and self._has_half_scales() else "rounded"
+        return "kept" if self._scheme.is_symmetric and self._has_exact_halves() else "rounded"
 
-    def coded(self, files: SafetensorsSource) -> CodedPiece:
-        """Return the codes, scales and minimums.
+    def coded(self, files: SafetensorsSource) -> StoredCodes:
+        """Return the codes, scales and minimums, which are read some outputs at a time.
 
         Raises:
-            ConfigError: a value is not valid.
+            ConfigError: when they are read: a value is not valid.
         """
-        grouped = self._read(files)
-        if self._is_converted:
-            new_codes, new_scales = convert_codes(grouped)
-            if not new_scales.max() <= _LARGEST_CONVERTED_SCALE:
-                raise self._bad(files, "weight_scale", "has weights that are too large for new codes")
-            return CodedPiece(paddle.to_tensor(new_codes), paddle.to_tensor(new_scales), None, CONVERTED_GROUP)
-        codes = paddle.to_tensor(grouped.codes)
-        if self._group_size == 0:
-            return _coded_outputs(codes, grouped.scales, grouped.zeros)
-        columns = self._groups[:: self._group_size]
-        zeros = None if grouped.zeros is None else grouped.zeros[:, columns]
-        is_half = files.kind(f"{self._name}.weight_scale") == "F16"
-        return _coded_groups(codes, grouped.scales[:, columns], zeros, self._group_size, is_half)
+        form = self.form
+        return StoredCodes(*self.shape, form.group_size, form.has_minimum, partial(self._read_piece, files))
 
     def widen(self, files: SafetensorsSource, dtype: DType) -> Tensor:
         """Return the weight, computed in fp32 and rounded once.
@@ -172,7 +162,23 @@ class IntegerModule:
         Raises:
             ConfigError: a value is not valid.
         """
-        return paddle.to_tensor(widen_codes(self._read(files), dtype))
+        return selected_backend().host_tensor(widen_codes(self._read(files, 0, self.shape[0]), dtype))
+
+    def _read_piece(self, files: SafetensorsSource, begin: int, end: int) -> CodedPiece:
+        """Return the codes of outputs [begin, end)."""
+        grouped = self._read(files, begin, end)
+        if self._is_converted:
+            new_codes, new_scales = convert_codes(grouped)
+            if not new_scales.max() <= _LARGEST_CONVERTED_SCALE:
+                raise self._bad(files, "weight_scale", "belongs to weights that are too large for new codes")
+            return _piece(new_codes, new_scales, None, CONVERTED_GROUP)
+        if self._group_size == 0:
+            return _piece_of_outputs(grouped)
+        columns = self._groups[:: self._group_size]
+        scales, zeros = grouped.scales[:, columns], None if grouped.zeros is None else grouped.zeros[:, columns]
+        dtype = np.float16 if self._has_small_halves else np.float32
+        minimums = None if zeros is None else (-zeros * scales).astype(dtype)
+        return _piece(grouped.codes, scales.astype(dtype), minimums, self._group_size)
 
     def _bad(self, files: SafetensorsSource, part: str, problem: str) -> ConfigError:
         return _bad_tensor(files, f"{self._name}.{part}", problem)
@@ -266,77 +272,85 @@ class IntegerModule:
                 self._files, name, f"is {kind} {list(shape)}, expected {' or '.join(kinds)} of {expected}"
             )
 
-    def _read(self, files: SafetensorsSource) -> GroupedCodes:
-        """Return codes from 0 on and zero points if there are any, else signed codes; for each output its scales."""
-        scales, zeros = self._read_scales(files), self._read_zeros(files)
-        return GroupedCodes(self._read_codes(files), scales, zeros, self._groups)
+    def _read(self, files: SafetensorsSource, begin: int, end: int) -> GroupedCodes:
+        """Return outputs [begin, end): codes from 0 on and zero points if there are any, else signed codes."""
+        scales, zeros = self._read_scales(files, begin, end), self._read_zeros(files, begin, end)
+        return GroupedCodes(self._read_codes(files, begin, end), scales, zeros, self._groups)
 
-    def _of_outputs(self, numbers: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the numbers of each output, also where all outputs share one."""
-        return np.ascontiguousarray(np.broadcast_to(numbers, (self.shape[0], self._num_groups)))
-
-    def _read_codes(self, files: SafetensorsSource) -> NDArray[np.int8] | NDArray[np.uint8]:
+    def _read_codes(self, files: SafetensorsSource, begin: int, end: int) -> NDArray[np.int8] | NDArray[np.uint8]:
         bits, is_signed = self._scheme.num_bits, self._scheme.is_symmetric
-        stored = _array(files, self._codes)
+        stored = _array(files, self._codes)[begin:end]
         if self._has_words:
-            rows = stored.view(np.uint8).reshape(self.shape[0], -1)
-            return unpack_codes(rows, self.shape[1], 4 if bits == 4 else 8, is_signed)
+            return unpack_codes(stored.view(np.uint8), self.shape[1], 4 if bits == 4 else 8, is_signed)
         half = 1 << bits - 1
         if not -half <= stored.min() <= stored.max() < half:
             raise _bad_tensor(files, self._codes, f"has a code that is not one of {-half}..{half - 1}")
         return stored if is_signed else stored.view(np.uint8) + np.uint8(half)
 
-    def _read_scales(self, files: SafetensorsSource) -> NDArray[np.float32]:
+    def _read_scales(self, files: SafetensorsSource, begin: int, end: int) -> NDArray[np.float32]:
         name = f"{self._name}.weight_scale"
-        scales = _floats(files, name).reshape(self._number_shape)
+        scales = _floats(self._stored_rows(files, name, begin, end), files.kind(name))
         if not (scales.min() > 0 and scales.max() <= _LARGEST_SCALE):  # NaN is neither
             raise _bad_tensor(files, name, f"has a scale that is not above 0 and at most {_LARGEST_SCALE:.1g}")
-        return self._of_outputs(scales)
+        return self._of_outputs(scales, end - begin)
 
-    def _read_zeros(self, files: SafetensorsSource) -> NDArray[np.float32] | None:
+    def _read_zeros(self, files: SafetensorsSource, begin: int, end: int) -> NDArray[np.float32] | None:
         """Return the zero points of codes from 0 on, or None."""
         if self._scheme.is_symmetric:
             return None
         bits, name = self._scheme.num_bits, f"{self._name}.weight_zero_point"
-        stored, half = _array(files, name), 1 << bits - 1
+        half = 1 << bits - 1
         if self._has_packed_zeros:
-            shifts = np.arange(0, 8 * _WORD_BYTES, bits, dtype=np.uint32)[:, None]
-            zeros = (stored.view(np.uint32)[:, None] >> shifts & np.uint32(2 * half - 1)).reshape(-1, self._num_groups)
-            return self._of_outputs(zeros[: self.shape[0]].astype(np.float32))
+            per_word = 8 * _WORD_BYTES // bits
+            first, shifts = begin // per_word, np.arange(0, 8 * _WORD_BYTES, bits, dtype=np.uint32)[:, None]
+            words = _array(files, name).view(np.uint32)[first : -(-end // per_word), None]
+            zeros = (words >> shifts & np.uint32(2 * half - 1)).reshape(-1, self._num_groups).astype(np.float32)
+            return zeros[begin - first * per_word : end - first * per_word]
+        stored = self._stored_rows(files, name, begin, end)
         if not -half <= stored.min() <= stored.max() < half:
             raise _bad_tensor(files, name, f"has a zero point that is not one of {-half}..{half - 1}")
-        return self._of_outputs(stored.astype(np.float32).reshape(self._number_shape) + half)
+        return self._of_outputs(stored.astype(np.float32) + half, end - begin)
 
-    def _has_half_scales(self) -> bool:
+    def _stored_rows(self, files: SafetensorsSource, name: str, begin: int, end: int) -> NDArray[Any]:
+        """Return the numbers of outputs [begin, end), or those that all outputs share."""
+        stored = _array(files, name).reshape(self._number_shape)
+        return stored if self._scheme.strategy == "tensor" else stored[begin:end]
+
+    def _of_outputs(self, numbers: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+        """Return numbers for each output, also where all outputs share them."""
+        return np.ascontiguousarray(np.broadcast_to(numbers, (count, self._num_groups)))
+
+    @cached_property
+    def _has_small_halves(self) -> bool:
+        """Return whether the scales are in float16, and minimums are numbers in float16, too."""
+        name = f"{self._name}.weight_scale"
+        return self._files.kind(name) == "F16" and bool(_array(self._files, name).max() <= _LARGEST_HALF_SCALE)
+
+    def _has_exact_halves(self) -> bool:
         """Return whether the scales are exact in float16, if those of an output are divided by a power of two."""
         name = f"{self._name}.weight_scale"
+        if self._has_small_halves:
+            return True
         kind = self._files.kind(name)
-        scales = _floats(self._files, name)
-        largest, smallest = scales.max(axis=1), scales.min(axis=1)
-        if kind == "F16":
-            return bool(largest.max() <= _LARGEST_HALF_SCALE)
+        scales = _floats(_array(self._files, name), kind)
         if kind == "BF16":
-            return bool((smallest >= largest * _SMALLEST_OF_LARGEST).all())
+            return bool((scales.min(axis=1) >= scales.max(axis=1) * _SMALLEST_OF_LARGEST).all())
         values = paddle.to_tensor(scales)
         factors, halves, _ = half_numbers(values, None)
         return bool((halves.astype("float32") * factors == values).all())
 
 
-def _coded_outputs(codes: Tensor, scales: NDArray[np.float32], zeros: NDArray[np.float32] | None) -> CodedPiece:
-    """Return codes with a scale per output, which is kept in fp32: with zero points as its factor."""
-    if zeros is None:
-        return CodedPiece(codes, paddle.to_tensor(scales))
-    ones, minimums = paddle.ones(list(scales.shape), "float16"), paddle.to_tensor(-zeros).astype("float16")
-    return CodedPiece(codes, ones, minimums, factors=paddle.to_tensor(scales.reshape(-1)))
+def _piece_of_outputs(grouped: GroupedCodes) -> CodedPiece:
+    """Return codes with a scale per output, which is kept in fp32: beside zero points as the output's factor."""
+    if grouped.zeros is None:
+        return _piece(grouped.codes, grouped.scales, None, 0)
+    zeros, factors = grouped.zeros, selected_backend().host_tensor(grouped.scales.reshape(-1))
+    return _piece(grouped.codes, np.ones(zeros.shape, np.float16), (-zeros).astype(np.float16), 0).scaled(factors)
 
 
-def _coded_groups(
-    codes: Tensor, scales: NDArray[np.float32], zeros: NDArray[np.float32] | None, size: int, is_half: bool
-) -> CodedPiece:
-    """Return codes with scales per group: in float16 if they are stored so and no minimum would be too large."""
-    dtype = "float16" if is_half and scales.max() <= _LARGEST_HALF_SCALE else "float32"
-    minimums = None if zeros is None else paddle.to_tensor(-zeros * scales).astype(dtype)
-    return CodedPiece(codes, paddle.to_tensor(scales).astype(dtype), minimums, size)
+def _piece(codes: NDArray[Any], scales: NDArray[Any], minimums: NDArray[Any] | None, size: int) -> CodedPiece:
+    wrap = selected_backend().host_tensor
+    return CodedPiece(wrap(codes), wrap(scales), None if minimums is None else wrap(minimums), size)
 
 
 def _bad_tensor(files: SafetensorsSource, name: str, problem: str) -> ConfigError:
@@ -348,8 +362,7 @@ def _array(files: SafetensorsSource, name: str) -> NDArray[Any]:
     return bits_of(files.stored(name)).view(_TYPES[files.kind(name)]).reshape(files.shapes[name])
 
 
-def _floats(files: SafetensorsSource, name: str) -> NDArray[np.float32]:
-    values = _array(files, name)
-    if files.kind(name) == "BF16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
+def _floats(stored: NDArray[Any], kind: str) -> NDArray[np.float32]:
+    if kind == "BF16":
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float32)
