@@ -156,3 +156,26 @@ def weights_of(folder: Path, quantization: str = "", **options: Any) -> tuple[Mo
     source, _ = open_source(config, find_architecture(config), "default_v1", seed=0)
     formats = config.weight_formats(wanted)
     return config, load_weights(config, find_architecture(config), source, quantization=formats)
+
+
+def quantized(weight: StoredTensor, bits: int, size: int) -> Tensors:
+    """Return the tensors of a weight as pack-quantized integers without zero points, by their last names.
+
+    Args:
+        size: inputs that share a scale; 0: all of an output.
+    """
+    values, largest = weight.floats(), (1 << bits - 1) - 1
+    outputs, inputs = values.shape
+    groups = values.reshape(outputs, -1, size or inputs)
+    scales = np.maximum(np.abs(groups).max(-1) / np.float32(largest), 1e-6).astype(np.float16)
+    codes = np.rint(groups / scales.astype(np.float32)[..., None]).clip(-largest - 1, largest).astype(np.int64)
+    per_word = 32 // bits
+    stored = np.zeros((outputs, -(-inputs // per_word) * per_word), np.int64)
+    stored[:, :inputs] = codes.reshape(outputs, inputs) + largest + 1
+    places = np.arange(0, 32, bits)
+    words = (stored.reshape(outputs, -1, per_word) << places).sum(-1).astype(np.uint32).view(np.int32)
+    return {
+        "weight_packed": StoredTensor("I32", words),
+        "weight_scale": StoredTensor("F16", scales),
+        "weight_shape": StoredTensor("I64", np.array([outputs, inputs])),
+    }
