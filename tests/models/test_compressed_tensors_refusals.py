@@ -156,6 +156,10 @@ def test_plain_codes_and_zero_points_that_have_more_than_four_bits_are_refused(p
         (of_weights(0, strategy="tensor_group"), "integers of 4 bits with a scale per 'tensor_group' are not"),
         (of_weights(0, strategy="block", block_structure=[8, 8]), "integers of 4 bits with a scale per 'block'"),
         (of_weights(2, type="float", strategy="tensor"), "of 8 bits with a scale per 'tensor' are not supported"),
+        (
+            of_weights(2, type="float", strategy="block", block_structure=[64, 128]),
+            "blocks of [64, 128] are not supported, only [128, 128]",
+        ),
         (of_weights(0, group_size=None), "needs the size of a group"),
         (of_weights(0, group_size=0), "needs the size of a group"),
         (of_weights(0, num_bits="4"), "group_0.weights.num_bits: "),

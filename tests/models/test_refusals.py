@@ -68,8 +68,8 @@ def test_files_of_unsupported_formats_are_refused(tmp_path: Path, files: list[st
     [
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized with 'awq'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized with 'gptq'"),
-        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quantized with 'compressed-tensors'"),
-        ({"compression_config": {"quant_method": "compressed-tensors"}}, "quantized with 'compressed-tensors'"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups: expected a scheme"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "config_groups: expected a scheme"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized with 'bitsandbytes'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8'"),
         ({"quantization_config": {"quant_method": "gguf"}}, "quantized with 'gguf'"),
@@ -80,8 +80,8 @@ def test_files_of_unsupported_formats_are_refused(tmp_path: Path, files: list[st
             "quantized with 'fp8' (a scale per block of [128, 128]) are not supported; expected plain weights",
         ),
         (
-            {"quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}},
-            "quantized with 'compressed-tensors' ('float-quantized')",
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}},
+            "compressed-tensors of format 'nvfp4-pack-quantized' is not supported; expected plain weights",
         ),
         (
             {"quantization_config": {"quantization": "mix_quant", "is_moe_quantized": True}},

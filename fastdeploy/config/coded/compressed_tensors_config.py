@@ -22,6 +22,7 @@ _EXPRESSION = "re:"
 _INTEGER_BITS = (4, 8)
 _INTEGER_STRATEGIES = ("tensor", "channel", "group")
 _FLOAT_STRATEGIES = ("channel", "block")
+_BLOCK = (128, 128)  # rows and inputs that share a scale
 _INSTEAD = "expected plain weights, which --quantization packs into fewer bits"
 _STRINGS = Flag(
     "json", "a list of strings", lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value)
@@ -169,7 +170,7 @@ def parse_compressed_tensors(raw: Mapping[str, Any], where: str) -> CompressedTe
             schemes.append(_scheme(group, str(raw.get("format") or ""), where, place))
     if raw.get("kv_cache_scheme"):
         notes.append(
-            f"{where}{FIELD}.kv_cache_scheme has no effect: --kv-cache-dtype tells how keys and values are stored"
+            f"{where}{FIELD}.kv_cache_scheme has no effect: --kv-cache-dtype says how keys and values are stored"
         )
     ignore = tuple(raw.get("ignore") or ())
     _check_expressions([*ignore, *(target for scheme in schemes for target in scheme.targets)], where)
@@ -210,8 +211,10 @@ def _scheme(group: Mapping[str, Any], format: str, where: str, place: str) -> We
     block = tuple(weights.get("block_structure") or (0, 0))
     _refuse_codes(is_float, num_bits, strategy, where, place)
     group_size = _or(weights.get("group_size"), 0) if strategy == "group" else 0
-    if (strategy == "group" and group_size < 1) or (strategy == "block" and min(block) < 1):
-        raise _unsupported(where, f"{place}.weights: strategy {strategy!r} needs the size of a {strategy}")
+    if strategy == "group" and group_size < 1:
+        raise _unsupported(where, f"{place}.weights: strategy 'group' needs the size of a group")
+    if strategy == "block" and block != _BLOCK:
+        raise _unsupported(where, f"{place}.weights: blocks of {list(block)} are not supported, only {list(_BLOCK)}")
     return WeightScheme(
         targets=tuple(group.get("targets") or ()),
         format="" if own in (_MIXED, _NAIVE) else own,
