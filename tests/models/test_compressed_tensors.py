@@ -146,6 +146,15 @@ def test_what_is_said_to_be_kept_rounded_or_converted_is(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("begin", "end"), [(0, 1), (3, 20), (8, 16), (13, 64)])
+@pytest.mark.parametrize("name", NAMES)
+def test_any_range_of_outputs_may_be_read(name: str, begin: int, end: int) -> None:
+    for source, weight, _ in definitions(FOLDER / name):
+        stored = source.coded(weight)
+        whole, part = decode(stored).numpy(), decode(stored.outputs(begin, min(end, stored.num_outputs))).numpy()
+        np.testing.assert_array_equal(part, whole[begin:end], weight)
+
+
 @pytest.mark.parametrize(
     ("name", "forms"),
     [
