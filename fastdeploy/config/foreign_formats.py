@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.coded.awq_config import METHOD as AWQ
+from fastdeploy.config.coded.awq_config import parse_awq
 from fastdeploy.config.coded.compressed_tensors_config import METHOD as COMPRESSED_TENSORS
 from fastdeploy.config.coded.compressed_tensors_config import parse_compressed_tensors
+from fastdeploy.config.coded.gptq_config import METHOD as GPTQ
+from fastdeploy.config.coded.gptq_config import parse_gptq
 from fastdeploy.config.quantization import FORMATS, GGUF, MIXED, UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 
@@ -51,6 +55,7 @@ _QUANTIZED_TENSORS = {
 }
 """End of a tensor's name -> how its layer is stored."""
 _INSTEAD = "expected plain weights, which --quantization packs into fewer bits"
+_PARSERS: Mapping[Any, Callable[[Mapping[str, Any], str], object]] = {AWQ: parse_awq, GPTQ: parse_gptq}
 _OTHER_MODALITIES = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "talker_config")
 
 
@@ -85,6 +90,9 @@ def read_quantization(raw: Mapping[str, Any], where: str) -> QuantizationConfig:
     method = str(found.get("quant_method") or found.get("quantization") or "unknown")
     if found.get("quant_method") == GGUF:
         return QuantizationConfig.from_value(GGUF)
+    if found.get("quant_method") in _PARSERS:
+        _PARSERS[method](found, where)
+        return QuantizationConfig.from_value(method)
     if method in (MIXED, *FORMATS) and not _quantization_form(found) and "quant_method" not in found:
         try:
             return QuantizationConfig.from_value(found)

@@ -10,9 +10,13 @@ from typing import Any, Protocol
 from paddle import Tensor
 
 from fastdeploy.config.checkpoint_json import read_json_object
-from fastdeploy.config.coded.compressed_tensors_config import METHOD
+from fastdeploy.config.coded.awq_config import METHOD as AWQ
+from fastdeploy.config.coded.compressed_tensors_config import METHOD as COMPRESSED_TENSORS
+from fastdeploy.config.coded.gptq_config import METHOD as GPTQ
 from fastdeploy.config.model_config import DType
+from fastdeploy.models.coded.awq import find_awq
 from fastdeploy.models.coded.compressed_tensors import find_compressed_tensors
+from fastdeploy.models.coded.gptq import find_gptq
 from fastdeploy.models.weight_source import CheckpointFiles, Fidelity, SafetensorsSource, whole_matrix
 from fastdeploy.ops.coded_piece import Codes
 from fastdeploy.ops.linear import WeightPiece
@@ -60,7 +64,11 @@ class CodedModule(Protocol):
 FindModules = Callable[[Mapping[str, Any], SafetensorsSource], Mapping[str, CodedModule]]
 """Takes quantization_config and the files; returns the modules by the names of their weights, such as X.weight."""
 
-METHODS: Mapping[str, FindModules] = {METHOD: find_compressed_tensors}
+METHODS: Mapping[str, FindModules] = {
+    COMPRESSED_TENSORS: find_compressed_tensors,
+    AWQ: find_awq,
+    GPTQ: find_gptq,
+}
 """By the `quant_method` of config.json."""
 
 
