@@ -5,8 +5,8 @@ Run in an environment with torch and transformers 5 (neither is needed to run th
 
     python scripts/make_awq_gptq.py
 
-Each model has random weights, which are rounded to the nearest code. Words are packed from the formats' definitions. The
-reference is what transformers computes in float32 with the dequantized weights:
+Each model has random weights, which are rounded to the nearest code. Words are packed from the formats' definitions.
+The reference is what transformers computes in float32 with the dequantized weights:
     tokens    [T] int32
     rows      [R] int32       rows whose log-probabilities are stored
     logprobs  [R, V] float32
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import (
@@ -31,8 +32,6 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
-
-import numpy as np
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden" / "awq_gptq"
 VOCAB, NUM_TOKENS, ROWS = 64, 24, (0, 5, 12, 23)

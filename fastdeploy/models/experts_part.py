@@ -177,7 +177,7 @@ class ExpertsPart:
                 first.in_features,
                 first.out_features,
                 loader.dtype,
-                loader.form(name, first.weight_names, quantization),
+                loader.form(name, weight_names(specs), quantization),
                 is_gated=first.kind == "gate_up",
             ),
         )
@@ -192,10 +192,16 @@ def _gate_dtype(loader: WeightLoader, name: str) -> str:
     return "bfloat16" if loader.source.read(name).dtype == paddle.bfloat16 else "float32"
 
 
+def weight_names(specs: Sequence[LinearSpec]) -> list[str]:
+    """Return the names of all weights of one projection of all experts, which get one form."""
+    return [name for spec in specs for name in spec.weight_names]
+
+
 def _pack(loader: WeightLoader, specs: Sequence[LinearSpec], quantization: str) -> PackedExperts:
     """Pack one projection of all experts."""
-    weights, format = _ReadOneByOne(loader, specs, quantization), loader.packing_format(specs[0], quantization)
-    packed = pack_experts(weights, format, is_gated=specs[0].kind == "gate_up")
+    names, is_gated = weight_names(specs), specs[0].kind == "gate_up"
+    weights, format = _ReadOneByOne(loader, specs, quantization), loader.packing_format(names, quantization)
+    packed = pack_experts(weights, format, is_gated, loader.packed_form(names, quantization))
     weights.finish()
     return packed
 
@@ -210,6 +216,7 @@ class _ReadOneByOne(Sequence[Pieces]):
     def __init__(self, loader: WeightLoader, specs: Sequence[LinearSpec], quantization: str) -> None:
         self._loader, self._specs, self._quantization = loader, specs, quantization
         self._current: LinearSpec | None = None
+        self._names = weight_names(specs)
         self._num_announced = 0
         values = max(1, sum(map(prod, specs[0].shapes.values())))
         self._num_at_once = max(1, _VALUES_AT_ONCE * len(os.sched_getaffinity(0)) // values)
@@ -232,7 +239,7 @@ class _ReadOneByOne(Sequence[Pieces]):
         if spec is not self._current:
             self.finish()
             self._current = spec
-        return self._loader.pieces(spec, self._quantization)
+        return self._loader.pieces(spec, self._quantization, packed_together=self._names)
 
     def _announce(self, first: int) -> None:
         specs = self._specs[first : first + self._num_at_once]

@@ -193,7 +193,11 @@ class WeightLoader:
             name: of the packed layer.
             weight_names: of the weights from which it is packed.
         """
-        return self.store.form(name, lambda: packed_form(self._stored_forms(weight_names), quantization))
+        return self.store.form(name, lambda: self.packed_form(weight_names, quantization))
+
+    def packed_form(self, weight_names: Sequence[str], quantization: str) -> QuantizedForm | None:
+        """Return the form in which weights that get one form are packed from the source."""
+        return packed_form(self._stored_forms(weight_names), quantization)
 
     def linear(self, spec: LinearSpec, quantization: str, factors: Mapping[str, Factors] = NO_FACTORS) -> PackedLinear:
         """Return a linear layer in a weight format.
@@ -216,7 +220,7 @@ class WeightLoader:
 
     def _pack(self, spec: LinearSpec, quantization: str, factors: Mapping[str, Factors]) -> PackedLinear:
         bias = paddle.concat([self._bias(stored.name, factors) for stored in spec.stored]) if spec.has_bias else None
-        pieces, format = self.pieces(spec, quantization, factors), self.packing_format(spec, quantization)
+        pieces, format = self.pieces(spec, quantization, factors), self.packing_format(spec.weight_names, quantization)
         packed = pack_linear(pieces, bias, format, is_gated=spec.kind == "gate_up")
         self.finish(spec.weight_names)
         return packed
@@ -226,14 +230,19 @@ class WeightLoader:
         return scale_vector(bias, factors[name]) if name in factors else bias
 
     def pieces(
-        self, spec: LinearSpec, quantization: str, factors: Mapping[str, Factors] = NO_FACTORS
+        self,
+        spec: LinearSpec,
+        quantization: str,
+        factors: Mapping[str, Factors] = NO_FACTORS,
+        packed_together: Sequence[str] = (),
     ) -> list[WeightPiece] | list[Codes]:
         """Return a linear layer's weight as pieces in order, in the model's dtype or as codes; `finish` follows.
 
         Args:
             quantization, factors: as `linear` takes them.
+            packed_together: names of all weights that get one form, if they are not those of the layer alone.
         """
-        if keeps_codes(self._stored_forms(spec.weight_names), quantization):
+        if keeps_codes(self._stored_forms(packed_together or spec.weight_names), quantization):
             return [self._coded(one.name, factors) for one in spec.stored]
         pieces: list[WeightPiece] = []
         for one in spec.stored:
@@ -241,9 +250,9 @@ class WeightLoader:
             pieces += scale_outputs(found, factors[one.name]) if one.name in factors else found
         return pieces
 
-    def packing_format(self, spec: LinearSpec, quantization: str) -> str:
-        """Return the format with which the pieces of a layer are packed."""
-        return packing_format(self._stored_forms(spec.weight_names), quantization)
+    def packing_format(self, weight_names: Sequence[str], quantization: str) -> str:
+        """Return the format with which the pieces of weights that get one form are packed."""
+        return packing_format(self._stored_forms(weight_names), quantization)
 
     def _stored_forms(self, names: Sequence[str]) -> list[QuantizedForm | None]:
         return [self.source.form(name) for name in names]

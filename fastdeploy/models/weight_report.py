@@ -12,7 +12,7 @@ from pathlib import Path
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.architecture import Architecture
-from fastdeploy.models.experts_part import ExpertsPart
+from fastdeploy.models.experts_part import ExpertsPart, weight_names
 from fastdeploy.models.files import open_files
 from fastdeploy.models.own_codes import Form, keeps_codes, packed_form, table_format
 from fastdeploy.models.registry import find_architecture
@@ -85,8 +85,8 @@ def _layers(
         for spec in layer.attention.linears:
             yield spec.weight_names, formats.attention
         if isinstance(layer.mlp, ExpertsPart):
-            for spec in (*layer.mlp.gate_up, *layer.mlp.down):
-                yield spec.weight_names, formats.experts or NO_QUANTIZATION
+            for specs in (layer.mlp.gate_up, layer.mlp.down):
+                yield weight_names(specs), formats.experts or NO_QUANTIZATION
         for spec in layer.mlp.shared if isinstance(layer.mlp, ExpertsPart) else layer.mlp.linears:
             yield spec.weight_names, formats.mlp
 

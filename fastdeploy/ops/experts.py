@@ -23,7 +23,7 @@ from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import PackedLinear, Pieces, WeightPiece
 from fastdeploy.ops.norm import NormParams
-from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION
+from fastdeploy.ops.quantized_form import FORMS, NO_QUANTIZATION, QuantizedForm
 from fastdeploy.ops.reference import experts as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
 
@@ -162,7 +162,10 @@ def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
 
 
 def pack_experts(
-    weights: Sequence[Pieces], quantization: str = NO_QUANTIZATION, is_gated: bool = False
+    weights: Sequence[Pieces],
+    quantization: str = NO_QUANTIZATION,
+    is_gated: bool = False,
+    form: QuantizedForm | None = None,
 ) -> PackedExperts:
     """Pack the weights of one projection of all experts.
 
@@ -170,11 +173,12 @@ def pack_experts(
         weights: for each expert the pieces of its weight, as `pack_linear` takes them. They are read once and in this
             order, one expert after the other, and need not be kept.
         quantization, is_gated: as `pack_linear` takes them.
+        form: of experts that consist of coded pieces; None for that of the first expert.
 
     Raises:
-        ValueError: as `pack_linear`, or experts of different sizes.
+        ValueError: as `pack_linear`, or experts of different sizes or forms.
     """
-    packed: PackedExperts = _PACK_EXPERTS.run(weights, quantization, is_gated)
+    packed: PackedExperts = _PACK_EXPERTS.run(weights, quantization, is_gated, form)
     return packed
 
 

@@ -57,9 +57,10 @@ def stored_scales(files: SafetensorsSource, name: str) -> Floats:
 
 
 def keeps_scales(scales: Floats, kind: str) -> bool:
-    """Return whether scales [outputs, groups] are exact in float16, if those of an output are divided by a power of two.
+    """Return whether scales are exact in float16, if those of an output are divided by a power of two.
 
     Args:
+        scales: [outputs, groups].
         kind: of the tensor that holds them.
     """
     largest, smallest = scales.max(axis=1), scales.min(axis=1)
@@ -75,22 +76,26 @@ def keeps_scales(scales: Floats, kind: str) -> bool:
 def kept_piece(codes: Tensor, scales: Floats, zeros: Floats | None, group_size: int, kind: str) -> CodedPiece:
     """Return a piece that keeps all codes.
 
-    A scale per output is kept in float32, with zeros as the factor of its output. Scales per group are kept in float16 if
-    they are stored so and no minimum would be too large; minimums are rounded to float16.
+    A scale per output is kept in float32, with zeros as the factor of its output. Scales per group are kept in float16
+    if they are stored so and no minimum would be too large; minimums are rounded to float16.
 
     Args:
         scales, zeros: [outputs, groups].
         group_size: 32, 64 or 128; 0: one scale per output.
         kind: of the tensor that holds the scales.
     """
-    if group_size == 0 and zeros is None:
-        return CodedPiece(codes, paddle.to_tensor(scales))
     if group_size == 0:
-        ones, minimums = paddle.ones(list(scales.shape), "float16"), paddle.to_tensor(-zeros).astype("float16")
-        return CodedPiece(codes, ones, minimums, factors=paddle.to_tensor(scales.reshape(-1)))
+        return _piece_of_outputs(codes, scales, zeros)
     dtype = "float16" if kind == "F16" and scales.max() <= _LARGEST_HALF_SCALE else "float32"
     minimums = None if zeros is None else paddle.to_tensor(-zeros * scales).astype(dtype)
     return CodedPiece(codes, paddle.to_tensor(scales).astype(dtype), minimums, group_size)
+
+
+def _piece_of_outputs(codes: Tensor, scales: Floats, zeros: Floats | None) -> CodedPiece:
+    if zeros is None:
+        return CodedPiece(codes, paddle.to_tensor(scales))
+    ones, minimums = paddle.ones(list(scales.shape), "float16"), paddle.to_tensor(-zeros).astype("float16")
+    return CodedPiece(codes, ones, minimums, factors=paddle.to_tensor(scales.reshape(-1)))
 
 
 def converted_piece(grouped: GroupedCodes, files: SafetensorsSource, scale_name: str) -> CodedPiece:

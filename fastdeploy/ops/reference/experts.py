@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
 
+from fastdeploy.ops.coded_piece import are_coded
 from fastdeploy.ops.reference.linear import linear, pack_linear
 from fastdeploy.ops.reference.norm import normalise
 
 if TYPE_CHECKING:
     from fastdeploy.ops.experts import PackedExperts, RoutedRows, Router, RouterRule, SharedExpert
     from fastdeploy.ops.linear import PackedLinear, Pieces
+    from fastdeploy.ops.quantized_form import QuantizedForm
 
 _SHARED_FIELDS = ("in_features", "out_features", "dtype", "quantization", "is_gated", "group_size", "has_minimum")
 """Fields of both PackedExperts and PackedLinear."""
@@ -26,7 +29,12 @@ def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
     return weight
 
 
-def pack_experts(weights: Sequence[Pieces], quantization: str = "none", is_gated: bool = False) -> PackedExperts:
+def pack_experts(
+    weights: Sequence[Pieces],
+    quantization: str = "none",
+    is_gated: bool = False,
+    form: QuantizedForm | None = None,
+) -> PackedExperts:
     """As fastdeploy.ops.experts.pack_experts; the data is [num_experts, out, in]."""
     from fastdeploy.ops.experts import PackedExperts
     from fastdeploy.ops.linear import check_weight
@@ -34,7 +42,8 @@ def pack_experts(weights: Sequence[Pieces], quantization: str = "none", is_gated
     packed = []
     for pieces in weights:
         check_weight(pieces, None, quantization)
-        packed.append(pack_linear(pieces, None, quantization, is_gated))
+        one = pack_linear(pieces, None, quantization, is_gated)
+        packed.append(replace(one, **asdict(form)) if form is not None and are_coded(pieces) else one)
     first = packed[0]
     data = paddle.stack([one.data for one in packed])
     return PackedExperts(data, len(packed), **{name: getattr(first, name) for name in _SHARED_FIELDS})

@@ -11,6 +11,7 @@ import paddle
 from fastdeploy.ops.backends.cpu.library import run_native
 from fastdeploy.ops.backends.cpu.linear import num_packed_elements, pack_into
 from fastdeploy.ops.backends.cpu.memory import allocate_streamed
+from fastdeploy.ops.coded_piece import are_coded
 from fastdeploy.ops.experts import (
     GROUP_SCORES,
     NORMALISATIONS,
@@ -22,7 +23,7 @@ from fastdeploy.ops.experts import (
     SharedExpert,
 )
 from fastdeploy.ops.linear import Pieces, check_weight, dtype_name, form_of_weight, shape_of
-from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, form_of
+from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm, form_of
 
 
 def pack_gate(weight: paddle.Tensor) -> paddle.Tensor:
@@ -42,24 +43,28 @@ def gate_shape(num_experts: int, hidden_size: int) -> tuple[int, int, int]:
 
 
 def pack_experts(
-    weights: Sequence[Pieces], quantization: str = NO_QUANTIZATION, is_gated: bool = False
+    weights: Sequence[Pieces],
+    quantization: str = NO_QUANTIZATION,
+    is_gated: bool = False,
+    form: QuantizedForm | None = None,
 ) -> PackedExperts:
     """Pack each expert as `pack_linear` does, one after the other in one allocation."""
     packed = None
     for index, pieces in enumerate(weights):  # each is read once
         check_weight(pieces, None, quantization)
-        kind = (*shape_of(pieces, is_gated), form_of_weight(pieces, quantization))
+        found = form if form is not None and are_coded(pieces) else form_of_weight(pieces, quantization)
+        kind = (*shape_of(pieces, is_gated), found)
         if packed is None:
-            (n, k, dtype, form), first = kind, kind
-            size = num_packed_elements(n, k, form, is_gated)
-            packed = allocate_streamed([len(weights) * size], dtype if form is None else "uint8")
+            (n, k, dtype, packed_form), first = kind, kind
+            size = num_packed_elements(n, k, packed_form, is_gated)
+            packed = allocate_streamed([len(weights) * size], dtype if packed_form is None else "uint8")
         if kind != first:
             raise ValueError(f"pack_experts: weights: expected experts of {first}, got {kind}")
-        pack_into(packed[index * size : (index + 1) * size], pieces, form, is_gated)
+        pack_into(packed[index * size : (index + 1) * size], pieces, packed_form, is_gated)
     if packed is None:
         raise ValueError("pack_experts: weights: expected at least one expert")
     experts = PackedExperts(packed, len(weights), k, n, dtype, is_gated=is_gated)
-    return experts if form is None else replace(experts, **asdict(form))
+    return experts if packed_form is None else replace(experts, **asdict(packed_form))
 
 
 def route(hidden: paddle.Tensor, router: Router, routed: RoutedRows, num_rows: int) -> None:
