@@ -216,7 +216,7 @@ class _ReadOneByOne(Sequence[Pieces]):
     def __init__(self, loader: WeightLoader, specs: Sequence[LinearSpec], quantization: str) -> None:
         self._loader, self._specs, self._quantization = loader, specs, quantization
         self._current: LinearSpec | None = None
-        self._names = weight_names(specs)
+        self._keeps = loader.keeps_codes(weight_names(specs), quantization)
         self._num_announced = 0
         values = max(1, sum(map(prod, specs[0].shapes.values())))
         self._num_at_once = max(1, _VALUES_AT_ONCE * len(os.sched_getaffinity(0)) // values)
@@ -239,7 +239,7 @@ class _ReadOneByOne(Sequence[Pieces]):
         if spec is not self._current:
             self.finish()
             self._current = spec
-        return self._loader.pieces(spec, self._quantization, packed_together=self._names)
+        return self._loader.pieces(spec, self._quantization, keeps=self._keeps)
 
     def _announce(self, first: int) -> None:
         specs = self._specs[first : first + self._num_at_once]

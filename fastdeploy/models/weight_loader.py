@@ -234,21 +234,25 @@ class WeightLoader:
         spec: LinearSpec,
         quantization: str,
         factors: Mapping[str, Factors] = NO_FACTORS,
-        packed_together: Sequence[str] = (),
+        keeps: bool | None = None,
     ) -> list[WeightPiece] | list[Codes]:
         """Return a linear layer's weight as pieces in order, in the model's dtype or as codes; `finish` follows.
 
         Args:
             quantization, factors: as `linear` takes them.
-            packed_together: names of all weights that get one form, if they are not those of the layer alone.
+            keeps: whether codes are kept, if the weights of other layers count, too; None if only those of this one do.
         """
-        if keeps_codes(self._stored_forms(packed_together or spec.weight_names), quantization):
+        if self.keeps_codes(spec.weight_names, quantization) if keeps is None else keeps:
             return [self._coded(one.name, factors) for one in spec.stored]
         pieces: list[WeightPiece] = []
         for one in spec.stored:
             found = self.source.pieces(f"{one.name}.weight", self.dtype)
             pieces += scale_outputs(found, factors[one.name]) if one.name in factors else found
         return pieces
+
+    def keeps_codes(self, weight_names: Sequence[str], quantization: str) -> bool:
+        """Return whether weights that get one form keep their codes."""
+        return keeps_codes(self._stored_forms(weight_names), quantization)
 
     def packing_format(self, weight_names: Sequence[str], quantization: str) -> str:
         """Return the format with which the pieces of weights that get one form are packed."""

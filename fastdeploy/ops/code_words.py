@@ -8,7 +8,7 @@ AWQ and GPTQ store a weight so: [in, out], eight codes of four bits or four of e
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -33,8 +33,8 @@ class CodeWords:
     """Codes as a file stores them.
 
     Attributes:
-        words: contiguous int32, [in / codes of a word, out] if the order is ALONG_INPUTS, else [in, out / codes of a
-            word].
+        words: int32 with any distance between rows, [in / codes of a word, out] if the order is ALONG_INPUTS, else
+            [in, out / codes of a word].
         num_bits: of a code: 4 or 8.
     """
 
@@ -50,9 +50,10 @@ class CodeWords:
         """
         if self.num_bits not in (4, 8) or (self.order == Order.AWQ and self.num_bits != 4):
             raise ValueError(f"code_words: num_bits: expected 4 or 8, and 4 for AWQ, got {self.num_bits}")
-        if self.words.dtype != np.int32 or self.words.ndim != 2 or not self.words.flags.c_contiguous:
-            found = f"{self.words.dtype} {list(self.words.shape)} with strides {list(self.words.strides)}"
-            raise ValueError(f"code_words: words: expected a contiguous int32 matrix, got {found}")
+        words = self.words
+        if words.dtype != np.int32 or words.ndim != 2 or (words.shape[1] > 1 and words.strides[1] != words.itemsize):
+            found = f"{words.dtype} {list(words.shape)} with strides {list(words.strides)}"
+            raise ValueError(f"code_words: words: expected int32 [rows, columns] with contiguous rows, got {found}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,6 +61,13 @@ class CodeWords:
         rows, columns = self.words.shape
         per_word = WORD_BITS // self.num_bits
         return (columns, rows * per_word) if self.order == Order.ALONG_INPUTS else (columns * per_word, rows)
+
+    def outputs(self, begin: int, end: int) -> CodeWords:
+        """Return the words of a range of outputs, which begins and ends between words."""
+        per_word = 1 if self.order == Order.ALONG_INPUTS else WORD_BITS // self.num_bits
+        if begin % per_word or end % per_word:
+            raise ValueError(f"code_words: outputs: expected multiples of {per_word}, got {begin} and {end}")
+        return replace(self, words=self.words[:, begin // per_word : end // per_word])
 
 
 class _CodeWords(ctypes.Structure):
@@ -77,7 +85,8 @@ def unpack_words(words: CodeWords, is_signed: bool = False) -> NDArray[np.int8] 
     Args:
         is_signed: whether half of their number is subtracted from the codes: they become int8 then, else uint8.
     """
-    stored = _CodeWords(words.words.ctypes.data, *words.shape, words.words.shape[1], words.num_bits, int(words.order))
+    row_words = words.words.strides[0] // words.words.itemsize
+    stored = _CodeWords(words.words.ctypes.data, *words.shape, row_words, words.num_bits, int(words.order))
     codes = np.empty(words.shape, np.uint8)
     added = 256 - (1 << words.num_bits - 1) if is_signed else 0
     load_threaded_library().fd_words_unpack(ctypes.byref(stored), added, codes.ctypes.data)

@@ -42,18 +42,24 @@ def stored_array(files: SafetensorsSource, name: str) -> NDArray[Any]:
     return bits_of(files.stored(name)).view(_TYPES[files.kind(name)]).reshape(files.shapes[name])
 
 
-def stored_scales(files: SafetensorsSource, name: str) -> Floats:
-    """Return scales as float32, in the shape in which they are stored.
+def stored_floats(files: SafetensorsSource, name: str) -> Floats:
+    """Return a tensor as float32, in the shape in which it is stored."""
+    return wide_floats(stored_array(files, name), files.kind(name))
 
-    Raises:
-        ConfigError: one is not a number above 0.
+
+def wide_floats(values: NDArray[Any], kind: str) -> Floats:
+    """Return part of a tensor as float32.
+
+    Args:
+        kind: of the tensor.
     """
-    values = stored_array(files, name)
-    is_bfloat16 = files.kind(name) == "BF16"
-    scales = (values.astype(np.uint32) << 16).view(np.float32) if is_bfloat16 else values.astype(np.float32)
+    return (values.astype(np.uint32) << 16).view(np.float32) if kind == "BF16" else values.astype(np.float32)
+
+
+def check_scales(scales: Floats, files: SafetensorsSource, name: str) -> None:
+    """Raise ConfigError if a scale is not a number above 0 with which weights are finite."""
     if not (scales.min() > 0 and scales.max() <= _LARGEST_SCALE):  # NaN is neither
         raise bad_tensor(files, name, f"has a scale that is not above 0 and at most {_LARGEST_SCALE:.1g}")
-    return scales
 
 
 def keeps_scales(scales: Floats, kind: str) -> bool:

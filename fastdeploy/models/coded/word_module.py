@@ -20,16 +20,17 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.coded.grouped_piece import (
     SCALE_KINDS,
     bad_tensor,
+    check_scales,
     converted_piece,
     keeps_scales,
     kept_piece,
     stored_array,
-    stored_scales,
+    wide_floats,
 )
 from fastdeploy.models.own_codes import BY_BITS
 from fastdeploy.models.weight_source import Fidelity, SafetensorsSource
 from fastdeploy.ops.code_words import WORD_BITS, CodeWords, Order, unpack_words
-from fastdeploy.ops.coded_piece import CodedPiece
+from fastdeploy.ops.coded_piece import CodedPiece, StoredCodes
 from fastdeploy.ops.grouped_codes import CONVERTED_GROUP, GroupedCodes, run_size, widen_codes
 from fastdeploy.ops.quantized_form import QuantizedForm
 
@@ -113,19 +114,25 @@ class WordModule:
         is_kept = self._run == 0 or (self._is_symmetric and keeps_scales(self._scales(), self._scale_kind))
         return "kept" if is_kept else "rounded"
 
-    def coded(self, files: SafetensorsSource) -> CodedPiece:
-        """Return the codes, [out, in].
+    def coded(self, files: SafetensorsSource) -> StoredCodes:
+        """Return the codes, [out, in], which are read some outputs at a time.
 
         Raises:
             ConfigError: a value is not valid.
         """
+        form = self.form
+        return StoredCodes(*self.shape, form.group_size, form.has_minimum, self._read)
+
+    def _read(self, begin: int, end: int) -> CodedPiece:
+        """Return the codes of outputs [begin, end)."""
+        grouped = self._grouped(begin, end)
         if self._run is None:
-            return converted_piece(self._grouped(), files, self._of(SCALES))
-        scales, zeros = self._scales(), None if self._is_symmetric else self._zeros().astype(np.float32)
+            return converted_piece(grouped, self._files, self._of(SCALES))
+        scales, zeros = grouped.scales, grouped.zeros
         if self._run:
-            columns = self._groups()[:: self._run]
+            columns = grouped.groups[:: self._run]
             scales, zeros = scales[:, columns], None if zeros is None else zeros[:, columns]
-        return kept_piece(paddle.to_tensor(self._codes(self._is_symmetric)), scales, zeros, self._run, self._scale_kind)
+        return kept_piece(paddle.to_tensor(grouped.codes), scales, zeros, self._run, self._scale_kind)
 
     def widen(self, files: SafetensorsSource, dtype: DType) -> Tensor:
         """Return the weight [out, in], computed in fp32 and rounded once.
@@ -133,7 +140,7 @@ class WordModule:
         Raises:
             ConfigError: a value is not valid.
         """
-        return paddle.to_tensor(widen_codes(self._grouped(), dtype))
+        return paddle.to_tensor(widen_codes(self._grouped(0, self.shape[0]), dtype))
 
     @cached_property
     def _run(self) -> int | None:
@@ -147,8 +154,8 @@ class WordModule:
         Files whose zeros are not stored less 1, although config.json names the first format, exist; with `sym`, zeros
         of half plus 1 can only be that.
         """
-        self._scales()
-        layout, zeros = self._layout, self._zeros()
+        check_scales(self._scales(), self._files, self._of(SCALES))
+        layout, zeros = self._layout, self._zeros(0, self.shape[0])
         half = 1 << layout.num_bits - 1
         if bool((zeros == half).all()):
             return True
@@ -215,11 +222,8 @@ class WordModule:
     def _words(self, part: str) -> NDArray[np.int32]:
         return stored_array(self._files, self._of(part))
 
-    def _codes(self, is_signed: bool) -> NDArray[np.int8] | NDArray[np.uint8]:
-        return unpack_words(CodeWords(self._words(CODES), self._layout.num_bits, self._layout.order), is_signed)
-
-    def _zeros(self) -> NDArray[np.uint8]:
-        """Return the zeros, [out, groups].
+    def _zeros(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """Return the zeros of outputs [begin, end), [outputs, groups].
 
         Writers of the first format subtract 1 from all zeros of a word at once, so that a zero of 0 borrows from the
         next one; adding 1 to all of them at once is the inverse.
@@ -227,16 +231,15 @@ class WordModule:
         words, layout = self._words(ZEROS), self._layout
         if layout.zeros_minus_one:
             words = (words.view(np.uint32) + np.uint32(_ONES[layout.num_bits])).view(np.int32)
-        zeros = unpack_words(CodeWords(words, layout.num_bits, layout.zero_order))[: self.shape[0]]
-        return zeros.view(np.uint8)
+        found = CodeWords(words, layout.num_bits, layout.zero_order)
+        per_word = WORD_BITS // layout.num_bits
+        first, last = begin // per_word * per_word, -(-end // per_word) * per_word
+        return unpack_words(found.outputs(first, last))[begin - first : end - first].view(np.uint8)
 
-    def _scales(self) -> NDArray[np.float32]:
-        """Return the scales, [out, groups].
-
-        Raises:
-            ConfigError: one is not a number above 0.
-        """
-        return np.ascontiguousarray(stored_scales(self._files, self._of(SCALES)).T)
+    def _scales(self, begin: int = 0, end: int | None = None) -> NDArray[np.float32]:
+        """Return the scales of outputs [begin, end), [outputs, groups]."""
+        values = stored_array(self._files, self._of(SCALES))[:, begin:end]
+        return np.ascontiguousarray(wide_floats(values, self._scale_kind).T)
 
     def _groups_in_order(self) -> NDArray[np.int32]:
         return np.arange(self.shape[1], dtype=np.int32) // np.int32(self._group_size)
@@ -264,9 +267,12 @@ class WordModule:
             )
         return groups
 
-    def _grouped(self) -> GroupedCodes:
-        zeros = None if self._is_symmetric else self._zeros().astype(np.float32)
-        return GroupedCodes(self._codes(self._is_symmetric), self._scales(), zeros, self._groups())
+    def _grouped(self, begin: int, end: int) -> GroupedCodes:
+        """Return codes and numbers of outputs [begin, end); without zeros, codes are signed."""
+        words = CodeWords(self._words(CODES), self._layout.num_bits, self._layout.order)
+        codes = unpack_words(words.outputs(begin, end), is_signed=self._is_symmetric)
+        zeros = None if self._is_symmetric else self._zeros(begin, end).astype(np.float32)
+        return GroupedCodes(codes, self._scales(begin, end), zeros, self._groups())
 
 
 def modules_with_codes(files: SafetensorsSource) -> list[str]:
