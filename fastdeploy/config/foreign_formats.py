@@ -55,7 +55,7 @@ _QUANTIZED_TENSORS = {
 }
 """End of a tensor's name -> how its layer is stored."""
 _INSTEAD = "expected plain weights, which --quantization packs into fewer bits"
-_PARSERS: Mapping[Any, Callable[[Mapping[str, Any], str], object]] = {AWQ: parse_awq, GPTQ: parse_gptq}
+_PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {AWQ: parse_awq, GPTQ: parse_gptq}
 _OTHER_MODALITIES = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "talker_config")
 
 
@@ -90,7 +90,7 @@ def read_quantization(raw: Mapping[str, Any], where: str) -> QuantizationConfig:
     method = str(found.get("quant_method") or found.get("quantization") or "unknown")
     if found.get("quant_method") == GGUF:
         return QuantizationConfig.from_value(GGUF)
-    if found.get("quant_method") in _PARSERS:
+    if method in _PARSERS and found.get("quant_method") == method:
         _PARSERS[method](found, where)
         return QuantizationConfig.from_value(method)
     if method in (MIXED, *FORMATS) and not _quantization_form(found) and "quant_method" not in found:

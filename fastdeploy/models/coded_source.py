@@ -14,10 +14,11 @@ from fastdeploy.config.coded.awq_config import METHOD as AWQ
 from fastdeploy.config.coded.compressed_tensors_config import METHOD as COMPRESSED_TENSORS
 from fastdeploy.config.coded.gptq_config import METHOD as GPTQ
 from fastdeploy.config.model_config import DType
+from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.coded.awq import find_awq
 from fastdeploy.models.coded.compressed_tensors import find_compressed_tensors
 from fastdeploy.models.coded.gptq import find_gptq
-from fastdeploy.models.weight_source import CheckpointFiles, Fidelity, SafetensorsSource, whole_matrix
+from fastdeploy.models.weight_source import CODE_DTYPES, CheckpointFiles, Fidelity, SafetensorsSource, whole_matrix
 from fastdeploy.ops.coded_piece import Codes
 from fastdeploy.ops.linear import WeightPiece
 from fastdeploy.ops.quantized_form import QuantizedForm
@@ -85,11 +86,18 @@ class CodedSource:
         Args:
             modules: by the names of their weights.
             dtype: to which codes are widened.
+
+        Raises:
+            ConfigError: a tensor that is not part of a module's weight does not consist of floating-point numbers.
         """
         self.header_formats = files.header_formats
         self._files, self._modules, self._dtype = files, dict(modules), dtype
         hidden = {name for module in modules.values() for name in module.companions}
         self._shapes = {name: shape for name, shape in files.shapes.items() if name not in hidden}
+        if stray := next((name for name in self._shapes if files.kind(name) in CODE_DTYPES), None):
+            raise ConfigError(
+                "model", f"{files.where(stray)} is stored as {files.kind(stray)}, but belongs to no codes"
+            )
         self._shapes |= {name: module.shape for name, module in modules.items()}
 
     @property

@@ -25,7 +25,7 @@ from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 _READABLE_DTYPES = ("BF16", "F16", "F32", "F64", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
-_CODE_DTYPES = ("I64", "I32", "I16", "I8", "U8", "F8_E4M3")  # of codes, packed or not, and of what belongs to them
+CODE_DTYPES = ("I64", "I32", "I16", "I8", "U8", "F8_E4M3")  # of codes, packed or not, and of what belongs to them
 _DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 _NAMES_SHOWN = 24
 _NAME_LENGTH = 120  # characters of a name that are shown
@@ -224,7 +224,7 @@ class SafetensorsSource(WithoutCodes):
             name, header = usual_name(stored_name), file.get_slice(stored_name)
             if is_buffer(name):
                 continue
-            readable = (*_READABLE_DTYPES, *_CODE_DTYPES) if self._is_quantized else _READABLE_DTYPES
+            readable = (*_READABLE_DTYPES, *CODE_DTYPES) if self._is_quantized else _READABLE_DTYPES
             if header.get_dtype() not in readable:
                 raise ConfigError(
                     "model",

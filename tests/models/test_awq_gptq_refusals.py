@@ -108,6 +108,11 @@ GPTQ, AWQ = "gptq_128_short_group", "awq_64"
         ("gptq_reordered", without(f"{Q}.g_idx"), f"tensor {Q}.qweight belongs to codes without {Q}.g_idx"),
         (AWQ, put(f"{Q}.g_idx", np.zeros(64, np.int32), "I32"), f"tensor {Q}.g_idx has no meaning with AWQ"),
         (AWQ, put(f"{Q}.weight", np.zeros((64, 64), np.float32), "F32"), f"tensor {Q}.weight is there beside"),
+        (
+            AWQ,
+            put("model.norm.weight", np.ones(64, np.int8), "I8"),
+            "model.norm.weight is stored as I8, but belongs to no",
+        ),
         (AWQ, put(f"{Q}.other", np.zeros(4, np.float32), "F32"), f"{Q}.other"),
         (GPTQ, put(f"{Q}.qzeros", lambda old: old[:, :-1]), f"tensor {Q}.qzeros has the shape [1, 7], expected [1, 8]"),
         (GPTQ, put(f"{DOWN}.scales", lambda old: old[:-1]), "has the shape [4, 64], expected [5, 64] for 5 groups of"),
@@ -152,7 +157,7 @@ def test_tensors_that_are_not_valid_are_refused(name: str, change: Change, messa
 
 def test_weights_that_are_too_large_for_new_codes_are_refused(tmp_path: Path) -> None:
     folder = copy_of("gptq_reordered", tmp_path / "m", put(f"{DOWN}.scales", at((0, 0), 60000.0)))
-    with pytest.raises(ConfigError, match="has weights that are too large for new codes"):
+    with pytest.raises(ConfigError, match="belongs to weights that are too large for new codes"):
         read_everything(folder)
 
 

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
@@ -25,32 +24,26 @@ from fastdeploy.config.coded.compressed_tensors_config import (
 )
 from fastdeploy.config.model_config import DType
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.models.finite import bits_of
+from fastdeploy.models.coded.grouped_piece import (
+    SCALE_KINDS,
+    are_small_halves,
+    bad_tensor,
+    check_scales,
+    converted_piece,
+    have_exact_halves,
+    kept_piece,
+    stored_array,
+    wide_floats,
+)
 from fastdeploy.models.own_codes import BY_BITS
 from fastdeploy.models.weight_source import Fidelity, SafetensorsSource
-from fastdeploy.ops.coded_piece import CodedPiece, StoredCodes, half_numbers
-from fastdeploy.ops.grouped_codes import (
-    CONVERTED_GROUP,
-    GroupedCodes,
-    convert_codes,
-    run_size,
-    unpack_codes,
-    widen_codes,
-)
+from fastdeploy.ops.coded_piece import CodedPiece, StoredCodes
+from fastdeploy.ops.grouped_codes import CONVERTED_GROUP, GroupedCodes, run_size, unpack_codes, widen_codes
 from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
-_TYPES: Mapping[str, type[np.generic]] = {
-    **{"I8": np.int8, "I32": np.int32, "I64": np.int64},
-    **{"F16": np.float16, "BF16": np.uint16, "F32": np.float32},
-}
-_SCALE_KINDS = ("BF16", "F16", "F32")
 _FLOAT_KINDS = ("F8_E4M3",)
 _WORD_BYTES = 4
-_LARGEST_SCALE = 2.0**110  # no weight is infinite in bfloat16
-_LARGEST_HALF_SCALE = 256.0  # -255 times it is a number in float16
-_SMALLEST_OF_LARGEST = 2.0**-16  # a scale of this part of the largest one keeps all bits of bfloat16 in float16
-_LARGEST_CONVERTED_SCALE = 511.75  # the largest number of float16 of which -128 times is one, too
 _OF_ACTIVATIONS = frozenset(
     f"{of}_{what}" for of in ("input", "output", "q", "k", "v") for what in ("scale", "zero_point", "global_scale")
 )
@@ -69,11 +62,11 @@ def find_compressed_tensors(quantization: Mapping[str, Any], files: SafetensorsS
     for name, parts in _coded_parts(files).items():
         scheme, first = config.scheme_of(name), f"{name}.{parts[0]}"
         if scheme is None or config.ignores(name):
-            raise _bad_tensor(files, first, "has codes, but config.json says that it is not quantized")
+            raise bad_tensor(files, first, "has codes, but config.json says that it is not quantized")
         if scheme.format not in ("", _format_of(name, files)):
-            raise _bad_tensor(files, first, f"is not {scheme.format}, as config.json says")
+            raise bad_tensor(files, first, f"is not {scheme.format}, as config.json says")
         if scheme.is_float:
-            raise _bad_tensor(files, first, "is in FP8 within compressed-tensors, which is not supported")
+            raise bad_tensor(files, first, "is in FP8 within compressed-tensors, which is not supported")
         modules[f"{name}.weight"] = IntegerModule(name, parts, scheme, files)
     return modules
 
@@ -168,20 +161,11 @@ class IntegerModule:
         """Return the codes of outputs [begin, end)."""
         grouped = self._read(files, begin, end)
         if self._is_converted:
-            new_codes, new_scales = convert_codes(grouped)
-            if not new_scales.max() <= _LARGEST_CONVERTED_SCALE:
-                raise self._bad(files, "weight_scale", "belongs to weights that are too large for new codes")
-            return _piece(new_codes, new_scales, None, CONVERTED_GROUP)
-        if self._group_size == 0:
-            return _piece_of_outputs(grouped)
-        columns = self._groups[:: self._group_size]
-        scales, zeros = grouped.scales[:, columns], None if grouped.zeros is None else grouped.zeros[:, columns]
-        dtype = np.float16 if self._has_small_halves else np.float32
-        minimums = None if zeros is None else (-zeros * scales).astype(dtype)
-        return _piece(grouped.codes, scales.astype(dtype), minimums, self._group_size)
+            return converted_piece(grouped, files, f"{self._name}.weight_scale")
+        return kept_piece(grouped, self._group_size, self._has_small_halves)
 
     def _bad(self, files: SafetensorsSource, part: str, problem: str) -> ConfigError:
-        return _bad_tensor(files, f"{self._name}.{part}", problem)
+        return bad_tensor(files, f"{self._name}.{part}", problem)
 
     def _check_parts(self, parts: list[str]) -> None:
         """Raise ConfigError if a tensor is missing or unexpected."""
@@ -212,9 +196,9 @@ class IntegerModule:
             return shape[0], shape[1]
         name, per_word = f"{self._name}.weight_shape", 8 * _WORD_BYTES // self._scheme.num_bits
         self._check(name, ("I64", "I32"), self._files.shapes[name] == (2,), "[2]")
-        outputs, inputs = map(int, _array(self._files, name))
+        outputs, inputs = map(int, stored_array(self._files, name))
         if outputs != shape[0] or inputs < 1 or -(-inputs // per_word) != shape[1]:
-            raise _bad_tensor(self._files, name, f"is {[outputs, inputs]}, but {self._codes} is {list(shape)}")
+            raise bad_tensor(self._files, name, f"is {[outputs, inputs]}, but {self._codes} is {list(shape)}")
         return outputs, inputs
 
     def _find_groups(self, has_order: bool) -> NDArray[np.int32]:
@@ -225,17 +209,17 @@ class IntegerModule:
         """
         inputs, size = self.shape[1], self._scheme.group_size
         if size and inputs % size:
-            raise _bad_tensor(self._files, self._codes, f"has {inputs} inputs, which groups of {size} do not divide")
+            raise bad_tensor(self._files, self._codes, f"has {inputs} inputs, which groups of {size} do not divide")
         groups = np.arange(inputs, dtype=np.int32) // (size or inputs)
         if not has_order:
             return groups
         name = f"{self._name}.weight_g_idx"
         self._check(name, ("I32", "I64"), self._files.shapes[name] == (inputs,), f"{[inputs]}")
-        order = _array(self._files, name)
+        order = stored_array(self._files, name)
         if (order == -1).all():  # as the library writes it before it sorts inputs
             return groups
         if not 0 <= order.min() <= order.max() < inputs // size:
-            raise _bad_tensor(self._files, name, f"has a group that is not one of 0..{inputs // size - 1}")
+            raise bad_tensor(self._files, name, f"has a group that is not one of 0..{inputs // size - 1}")
         return np.ascontiguousarray(order, np.int32)
 
     @property
@@ -247,7 +231,7 @@ class IntegerModule:
         shape = self._number_shape
         name, found = f"{self._name}.weight_scale", self._files.shapes[f"{self._name}.weight_scale"]
         fits = found == shape or (shape == (1, 1) and found in ((), (1,)))
-        self._check(name, _SCALE_KINDS, fits, f"{list(shape)}")
+        self._check(name, SCALE_KINDS, fits, f"{list(shape)}")
         if self._scheme.is_symmetric:
             return
         name = f"{self._name}.weight_zero_point"
@@ -268,9 +252,7 @@ class IntegerModule:
     def _check(self, name: str, kinds: tuple[str, ...], has_shape: bool, expected: str) -> None:
         kind, shape = self._files.kind(name), self._files.shapes[name]
         if kind not in kinds or not has_shape:
-            raise _bad_tensor(
-                self._files, name, f"is {kind} {list(shape)}, expected {' or '.join(kinds)} of {expected}"
-            )
+            raise bad_tensor(self._files, name, f"is {kind} {list(shape)}, expected {' or '.join(kinds)} of {expected}")
 
     def _read(self, files: SafetensorsSource, begin: int, end: int) -> GroupedCodes:
         """Return outputs [begin, end): codes from 0 on and zero points if there are any, else signed codes."""
@@ -279,19 +261,18 @@ class IntegerModule:
 
     def _read_codes(self, files: SafetensorsSource, begin: int, end: int) -> NDArray[np.int8] | NDArray[np.uint8]:
         bits, is_signed = self._scheme.num_bits, self._scheme.is_symmetric
-        stored = _array(files, self._codes)[begin:end]
+        stored = stored_array(files, self._codes)[begin:end]
         if self._has_words:
             return unpack_codes(stored.view(np.uint8), self.shape[1], 4 if bits == 4 else 8, is_signed)
         half = 1 << bits - 1
         if not -half <= stored.min() <= stored.max() < half:
-            raise _bad_tensor(files, self._codes, f"has a code that is not one of {-half}..{half - 1}")
+            raise bad_tensor(files, self._codes, f"has a code that is not one of {-half}..{half - 1}")
         return stored if is_signed else stored.view(np.uint8) + np.uint8(half)
 
     def _read_scales(self, files: SafetensorsSource, begin: int, end: int) -> NDArray[np.float32]:
         name = f"{self._name}.weight_scale"
-        scales = _floats(self._stored_rows(files, name, begin, end), files.kind(name))
-        if not (scales.min() > 0 and scales.max() <= _LARGEST_SCALE):  # NaN is neither
-            raise _bad_tensor(files, name, f"has a scale that is not above 0 and at most {_LARGEST_SCALE:.1g}")
+        scales = wide_floats(self._stored_rows(files, name, begin, end), files.kind(name))
+        check_scales(scales, files, name)
         return self._of_outputs(scales, end - begin)
 
     def _read_zeros(self, files: SafetensorsSource, begin: int, end: int) -> NDArray[np.float32] | None:
@@ -303,17 +284,17 @@ class IntegerModule:
         if self._has_packed_zeros:
             per_word = 8 * _WORD_BYTES // bits
             first, shifts = begin // per_word, np.arange(0, 8 * _WORD_BYTES, bits, dtype=np.uint32)[:, None]
-            words = _array(files, name).view(np.uint32)[first : -(-end // per_word), None]
+            words = stored_array(files, name).view(np.uint32)[first : -(-end // per_word), None]
             zeros = (words >> shifts & np.uint32(2 * half - 1)).reshape(-1, self._num_groups).astype(np.float32)
             return zeros[begin - first * per_word : end - first * per_word]
         stored = self._stored_rows(files, name, begin, end)
         if not -half <= stored.min() <= stored.max() < half:
-            raise _bad_tensor(files, name, f"has a zero point that is not one of {-half}..{half - 1}")
+            raise bad_tensor(files, name, f"has a zero point that is not one of {-half}..{half - 1}")
         return self._of_outputs(stored.astype(np.float32) + half, end - begin)
 
     def _stored_rows(self, files: SafetensorsSource, name: str, begin: int, end: int) -> NDArray[Any]:
         """Return the numbers of outputs [begin, end), or those that all outputs share."""
-        stored = _array(files, name).reshape(self._number_shape)
+        stored = stored_array(files, name).reshape(self._number_shape)
         return stored if self._scheme.strategy == "tensor" else stored[begin:end]
 
     def _of_outputs(self, numbers: NDArray[np.float32], count: int) -> NDArray[np.float32]:
@@ -322,47 +303,9 @@ class IntegerModule:
 
     @cached_property
     def _has_small_halves(self) -> bool:
-        """Return whether the scales are in float16, and minimums are numbers in float16, too."""
-        name = f"{self._name}.weight_scale"
-        return self._files.kind(name) == "F16" and bool(_array(self._files, name).max() <= _LARGEST_HALF_SCALE)
+        return are_small_halves(self._files, f"{self._name}.weight_scale")
 
     def _has_exact_halves(self) -> bool:
-        """Return whether the scales are exact in float16, if those of an output are divided by a power of two."""
         name = f"{self._name}.weight_scale"
-        if self._has_small_halves:
-            return True
         kind = self._files.kind(name)
-        scales = _floats(_array(self._files, name), kind)
-        if kind == "BF16":
-            return bool((scales.min(axis=1) >= scales.max(axis=1) * _SMALLEST_OF_LARGEST).all())
-        values = paddle.to_tensor(scales)
-        factors, halves, _ = half_numbers(values, None)
-        return bool((halves.astype("float32") * factors == values).all())
-
-
-def _piece_of_outputs(grouped: GroupedCodes) -> CodedPiece:
-    """Return codes with a scale per output, which is kept in fp32: beside zero points as the output's factor."""
-    if grouped.zeros is None:
-        return _piece(grouped.codes, grouped.scales, None, 0)
-    zeros, factors = grouped.zeros, selected_backend().host_tensor(grouped.scales.reshape(-1))
-    return _piece(grouped.codes, np.ones(zeros.shape, np.float16), (-zeros).astype(np.float16), 0).scaled(factors)
-
-
-def _piece(codes: NDArray[Any], scales: NDArray[Any], minimums: NDArray[Any] | None, size: int) -> CodedPiece:
-    wrap = selected_backend().host_tensor
-    return CodedPiece(wrap(codes), wrap(scales), None if minimums is None else wrap(minimums), size)
-
-
-def _bad_tensor(files: SafetensorsSource, name: str, problem: str) -> ConfigError:
-    return ConfigError("model", f"{files.where(name)} {problem}")
-
-
-def _array(files: SafetensorsSource, name: str) -> NDArray[Any]:
-    """Return a tensor in the mapped file; bfloat16 as unsigned integers."""
-    return bits_of(files.stored(name)).view(_TYPES[files.kind(name)]).reshape(files.shapes[name])
-
-
-def _floats(stored: NDArray[Any], kind: str) -> NDArray[np.float32]:
-    if kind == "BF16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32)
+        return self._has_small_halves or have_exact_halves(wide_floats(stored_array(self._files, name), kind), kind)

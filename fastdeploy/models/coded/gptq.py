@@ -21,7 +21,7 @@ def find_gptq(quantization: Mapping[str, Any], files: SafetensorsSource) -> dict
     Raises:
         ConfigError: config.json and the files contradict each other, or tensors are missing or of wrong shapes.
     """
-    config, modules = parse_gptq(quantization, "config.json: "), dict[str, WordModule]()
+    config, modules = parse_gptq(quantization, f"{files.directory}/config.json: "), dict[str, WordModule]()
     for name in modules_with_codes(files):
         check_is_quantized(name, config.rules.plain_by(name), files)
         scheme = config.scheme_of(name)

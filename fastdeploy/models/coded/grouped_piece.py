@@ -19,6 +19,7 @@ from fastdeploy.models.finite import bits_of
 from fastdeploy.models.weight_source import SafetensorsSource
 from fastdeploy.ops.coded_piece import CodedPiece, half_numbers
 from fastdeploy.ops.grouped_codes import CONVERTED_GROUP, GroupedCodes, convert_codes
+from fastdeploy.ops.registry import selected_backend
 
 SCALE_KINDS = ("BF16", "F16", "F32")
 _TYPES: Mapping[str, type[np.generic]] = {
@@ -42,11 +43,6 @@ def stored_array(files: SafetensorsSource, name: str) -> NDArray[Any]:
     return bits_of(files.stored(name)).view(_TYPES[files.kind(name)]).reshape(files.shapes[name])
 
 
-def stored_floats(files: SafetensorsSource, name: str) -> Floats:
-    """Return a tensor as float32, in the shape in which it is stored."""
-    return wide_floats(stored_array(files, name), files.kind(name))
-
-
 def wide_floats(values: NDArray[Any], kind: str) -> Floats:
     """Return part of a tensor as float32.
 
@@ -62,46 +58,40 @@ def check_scales(scales: Floats, files: SafetensorsSource, name: str) -> None:
         raise bad_tensor(files, name, f"has a scale that is not above 0 and at most {_LARGEST_SCALE:.1g}")
 
 
-def keeps_scales(scales: Floats, kind: str) -> bool:
+def are_small_halves(files: SafetensorsSource, name: str) -> bool:
+    """Return whether scales are stored in float16, and minimums made from them are numbers in float16, too."""
+    return files.kind(name) == "F16" and bool(stored_array(files, name).max() <= _LARGEST_HALF_SCALE)
+
+
+def have_exact_halves(scales: Floats, kind: str) -> bool:
     """Return whether scales are exact in float16, if those of an output are divided by a power of two.
 
     Args:
         scales: [outputs, groups].
         kind: of the tensor that holds them.
     """
-    largest, smallest = scales.max(axis=1), scales.min(axis=1)
-    if kind == "F16":
-        return bool(largest.max() <= _LARGEST_HALF_SCALE)
     if kind == "BF16":
-        return bool((smallest >= largest * _SMALLEST_OF_LARGEST).all())
+        return bool((scales.min(axis=1) >= scales.max(axis=1) * _SMALLEST_OF_LARGEST).all())
     values = paddle.to_tensor(scales)
     factors, halves, _ = half_numbers(values, None)
     return bool((halves.astype("float32") * factors == values).all())
 
 
-def kept_piece(codes: Tensor, scales: Floats, zeros: Floats | None, group_size: int, kind: str) -> CodedPiece:
+def kept_piece(grouped: GroupedCodes, group_size: int, has_small_halves: bool) -> CodedPiece:
     """Return a piece that keeps all codes.
 
-    A scale per output is kept in float32, with zeros as the factor of its output. Scales per group are kept in float16
-    if they are stored so and no minimum would be too large; minimums are rounded to float16.
+    A scale per output is kept in float32, beside zeros as the factor of its output. Minimums of groups are rounded to
+    float16, and so are scales of groups that are not `are_small_halves`, after a division by a power of two.
 
     Args:
-        scales, zeros: [outputs, groups].
         group_size: 32, 64 or 128; 0: one scale per output.
-        kind: of the tensor that holds the scales.
     """
     if group_size == 0:
-        return _piece_of_outputs(codes, scales, zeros)
-    dtype = "float16" if kind == "F16" and scales.max() <= _LARGEST_HALF_SCALE else "float32"
-    minimums = None if zeros is None else paddle.to_tensor(-zeros * scales).astype(dtype)
-    return CodedPiece(codes, paddle.to_tensor(scales).astype(dtype), minimums, group_size)
-
-
-def _piece_of_outputs(codes: Tensor, scales: Floats, zeros: Floats | None) -> CodedPiece:
-    if zeros is None:
-        return CodedPiece(codes, paddle.to_tensor(scales))
-    ones, minimums = paddle.ones(list(scales.shape), "float16"), paddle.to_tensor(-zeros).astype("float16")
-    return CodedPiece(codes, ones, minimums, factors=paddle.to_tensor(scales.reshape(-1)))
+        return _piece_of_outputs(grouped)
+    columns, dtype = grouped.groups[::group_size], np.float16 if has_small_halves else np.float32
+    scales = grouped.scales[:, columns]
+    minimums = None if grouped.zeros is None else (-grouped.zeros[:, columns] * scales).astype(dtype)
+    return _piece(grouped.codes, scales.astype(dtype), minimums, group_size)
 
 
 def converted_piece(grouped: GroupedCodes, files: SafetensorsSource, scale_name: str) -> CodedPiece:
@@ -115,5 +105,19 @@ def converted_piece(grouped: GroupedCodes, files: SafetensorsSource, scale_name:
     """
     codes, scales = convert_codes(grouped)
     if not scales.max() <= _LARGEST_CONVERTED_SCALE:
-        raise bad_tensor(files, scale_name, "has weights that are too large for new codes")
-    return CodedPiece(paddle.to_tensor(codes), paddle.to_tensor(scales), None, CONVERTED_GROUP)
+        raise bad_tensor(files, scale_name, "belongs to weights that are too large for new codes")
+    return _piece(codes, scales, None, CONVERTED_GROUP)
+
+
+def _piece_of_outputs(grouped: GroupedCodes) -> CodedPiece:
+    if grouped.zeros is None:
+        return _piece(grouped.codes, grouped.scales, None, 0)
+    zeros, factors = grouped.zeros, selected_backend().host_tensor(grouped.scales.reshape(-1))
+    return _piece(grouped.codes, np.ones(zeros.shape, np.float16), (-zeros).astype(np.float16), 0).scaled(factors)
+
+
+def _piece(codes: NDArray[Any], scales: NDArray[Any], minimums: NDArray[Any] | None, size: int) -> CodedPiece:
+    def wrap(array: NDArray[Any]) -> Tensor:
+        return selected_backend().host_tensor(np.ascontiguousarray(array))
+
+    return CodedPiece(wrap(codes), wrap(scales), None if minimums is None else wrap(minimums), size)

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
@@ -19,10 +18,11 @@ from fastdeploy.config.model_config import DType
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.coded.grouped_piece import (
     SCALE_KINDS,
+    are_small_halves,
     bad_tensor,
     check_scales,
     converted_piece,
-    keeps_scales,
+    have_exact_halves,
     kept_piece,
     stored_array,
     wide_floats,
@@ -33,6 +33,7 @@ from fastdeploy.ops.code_words import WORD_BITS, CodeWords, Order, unpack_words
 from fastdeploy.ops.coded_piece import CodedPiece, StoredCodes
 from fastdeploy.ops.grouped_codes import CONVERTED_GROUP, GroupedCodes, run_size, widen_codes
 from fastdeploy.ops.quantized_form import QuantizedForm
+from fastdeploy.ops.registry import selected_backend
 
 CODES, ZEROS, SCALES, GROUP_OF_INPUT = "qweight", "qzeros", "scales", "g_idx"
 PARTS = (CODES, ZEROS, SCALES, GROUP_OF_INPUT)  # last parts of the names of a module's tensors
@@ -111,7 +112,11 @@ class WordModule:
         """Return what becomes of the weight's values."""
         if self._run is None:
             return "converted"
-        is_kept = self._run == 0 or (self._is_symmetric and keeps_scales(self._scales(), self._scale_kind))
+        if self._run == 0:
+            return "kept"
+        if not self._is_symmetric:
+            return "rounded"
+        is_kept = self._has_small_halves or have_exact_halves(self._scales(), self._files.kind(self._of(SCALES)))
         return "kept" if is_kept else "rounded"
 
     def coded(self, files: SafetensorsSource) -> StoredCodes:
@@ -128,11 +133,7 @@ class WordModule:
         grouped = self._grouped(begin, end)
         if self._run is None:
             return converted_piece(grouped, self._files, self._of(SCALES))
-        scales, zeros = grouped.scales, grouped.zeros
-        if self._run:
-            columns = grouped.groups[:: self._run]
-            scales, zeros = scales[:, columns], None if zeros is None else zeros[:, columns]
-        return kept_piece(paddle.to_tensor(grouped.codes), scales, zeros, self._run, self._scale_kind)
+        return kept_piece(grouped, self._run, self._has_small_halves)
 
     def widen(self, files: SafetensorsSource, dtype: DType) -> Tensor:
         """Return the weight [out, in], computed in fp32 and rounded once.
@@ -140,12 +141,16 @@ class WordModule:
         Raises:
             ConfigError: a value is not valid.
         """
-        return paddle.to_tensor(widen_codes(self._grouped(0, self.shape[0]), dtype))
+        return selected_backend().host_tensor(widen_codes(self._grouped(0, self.shape[0]), dtype))
 
     @cached_property
     def _run(self) -> int | None:
         """Return the size of groups that an operator has: 0 for whole rows, None if none fits."""
         return 0 if self._num_groups == 1 else run_size(self._groups()) or None
+
+    @cached_property
+    def _has_small_halves(self) -> bool:
+        return are_small_halves(self._files, self._of(SCALES))
 
     @cached_property
     def _is_symmetric(self) -> bool:
@@ -176,10 +181,6 @@ class WordModule:
 
     def _error(self, part: str, problem: str) -> ConfigError:
         return bad_tensor(self._files, self._of(part), problem)
-
-    @property
-    def _scale_kind(self) -> str:
-        return self._files.kind(self._of(SCALES))
 
     def _check_names(self) -> None:
         """Raise ConfigError if tensors are missing, or there are some that do not belong together."""
@@ -238,8 +239,9 @@ class WordModule:
 
     def _scales(self, begin: int = 0, end: int | None = None) -> NDArray[np.float32]:
         """Return the scales of outputs [begin, end), [outputs, groups]."""
-        values = stored_array(self._files, self._of(SCALES))[:, begin:end]
-        return np.ascontiguousarray(wide_floats(values, self._scale_kind).T)
+        name = self._of(SCALES)
+        values = stored_array(self._files, name)[:, begin:end]
+        return np.ascontiguousarray(wide_floats(values, self._files.kind(name)).T)
 
     def _groups_in_order(self) -> NDArray[np.int32]:
         return np.arange(self.shape[1], dtype=np.int32) // np.int32(self._group_size)
