@@ -23,7 +23,7 @@ struct Range {
 
 // Some words, transposed: a row holds the words of a column.
 struct Tile {
-  uint32_t words[kTileColumns][kTileRows];
+  uint32_t words[kTileColumns][kTileRows] = {};
 
   void read(const CodeWords& from, const Range& rows, const Range& columns) {
     for (int64_t row = rows.begin; row < rows.end; ++row)
@@ -67,20 +67,35 @@ void unpack_along_inputs(const CodeWords& from, const Range& outputs, uint8_t* t
   });
 }
 
+// Writes the codes at `shift` in words. Bytes are taken from the words first, since most outputs share a byte with
+// another one, and the compiler makes vectors of 16 bytes.
+void unpack_column(const uint8_t (*bytes)[kTileRows], int64_t num_words, int64_t num_bits, int shift, uint8_t* to) {
+  const uint8_t* from = bytes[shift / 8];
+  if (num_bits == 8) {
+    std::memcpy(to, from, num_words);
+  } else if (shift % 8 == 0) {
+    for (int64_t i = 0; i < num_words; ++i) to[i] = from[i] & 15;
+  } else {
+    for (int64_t i = 0; i < num_words; ++i) to[i] = from[i] >> 4;
+  }
+}
+
 // Writes the codes of a range of outputs, which begins at a word, of words along the outputs.
 void unpack_along_outputs(const CodeWords& from, const Range& outputs, uint8_t* to) {
   const int64_t per_word = kWordBits / from.num_bits;
-  const Range columns{outputs.begin / per_word, (outputs.end + per_word - 1) / per_word};
-  const uint32_t mask = (1u << from.num_bits) - 1;
+  const Range columns{outputs.begin / per_word, outputs.end / per_word};
   Tile tile;
   for_ranges({0, from.num_inputs}, kTileRows, [&](const Range& rows) {
     tile.read(from, rows, columns);
-    for (int64_t output = 0; output < outputs.size(); ++output) {
-      const auto place = static_cast<int>(output % per_word);
-      const int shift = from.order == kAwq ? kAwqShifts[place] : place * static_cast<int>(from.num_bits);
-      const uint32_t* words = tile.words[output / per_word];
-      uint8_t* row = to + output * from.num_inputs + rows.begin;
-      for (int64_t i = 0; i < rows.size(); ++i) row[i] = static_cast<uint8_t>(words[i] >> shift & mask);
+    for (int64_t column = 0; column < columns.size(); ++column) {
+      uint8_t bytes[4][kTileRows];
+      for (int byte = 0; byte < 4; ++byte)
+        for (int i = 0; i < kTileRows; ++i) bytes[byte][i] = static_cast<uint8_t>(tile.words[column][i] >> 8 * byte);
+      for (int64_t place = 0; place < per_word; ++place) {
+        const auto shift = static_cast<int>(from.order == kAwq ? kAwqShifts[place] : place * from.num_bits);
+        uint8_t* row = to + (column * per_word + place) * from.num_inputs + rows.begin;
+        unpack_column(bytes, rows.size(), from.num_bits, shift, row);
+      }
     }
   });
 }
