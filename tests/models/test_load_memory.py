@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import paddle
 import pytest
@@ -36,17 +37,15 @@ before = kib("VmRSS")
 model = load_model(config, max_rows=16, max_model_len=64)
 print("ADDED", kib("VmHWM") - before, kib("VmRSS") - before, model.num_weight_bytes // 1024)
 """
-GGUF_METADATA = {
+GGUF_METADATA: dict[str, Any] = {
     "general.architecture": "llama",
     "tokenizer.ggml.model": "none",
     "llama.block_count": 2,
     "llama.context_length": 64,
     "llama.embedding_length": 512,
-    "llama.feed_forward_length": 1024,
     "llama.attention.head_count": 8,
     "llama.attention.head_count_kv": 4,
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    "llama.vocab_size": 100_000,
 }
 OTHERS_MIB = 24  # buffers of the model, codes that are being packed, and what Python and Paddle allocate
 
@@ -61,15 +60,21 @@ def write_model(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def write_gguf(path: Path, table: str, layers: str) -> None:
-    """Write a file of zeros in which the embedding, which is tied, is most of the weights."""
-    tensors: list[Tensor] = [("token_embd.weight", (100_000, 512), table), ("output_norm.weight", (512,), "F32")]
+def write_gguf(path: Path, vocab_size: int, width: int, table: str, layers: str) -> None:
+    """Write a file of zeros in which the largest tensor is the embedding, which is tied.
+
+    Args:
+        width: of the feed-forward layers.
+        table, layers: types of the embedding and of the layers.
+    """
+    metadata = GGUF_METADATA | {"llama.vocab_size": vocab_size, "llama.feed_forward_length": width}
+    tensors: list[Tensor] = [("token_embd.weight", (vocab_size, 512), table), ("output_norm.weight", (512,), "F32")]
     matrices = {"attn_q": (512, 512), "attn_k": (256, 512), "attn_v": (256, 512), "attn_output": (512, 512)}
-    matrices |= {"ffn_gate": (1024, 512), "ffn_up": (1024, 512), "ffn_down": (512, 1024)}
+    matrices |= {"ffn_gate": (width, 512), "ffn_up": (width, 512), "ffn_down": (512, width)}
     for block in (0, 1):
         tensors += [(f"blk.{block}.{name}.weight", shape, layers) for name, shape in matrices.items()]
         tensors += [(f"blk.{block}.{name}_norm.weight", (512,), "F32") for name in ("attn", "ffn")]
-    path.write_bytes(make_gguf(GGUF_METADATA, tensors))
+    path.write_bytes(make_gguf(metadata, tensors))
 
 
 def added_by_loading(folder: Path) -> tuple[int, int, int]:
@@ -88,14 +93,18 @@ def test_the_peak_of_loading_is_far_below_two_copies_of_the_experts(tmp_path: Pa
     assert peak < 1.5 * weights
 
 
-@pytest.mark.parametrize(("table", "layers"), [("Q6_K", "Q4_1"), ("BF16", "BF16")])
+@pytest.mark.parametrize(
+    ("vocab_size", "width", "table", "layers"),
+    [(100_000, 1024, "Q6_K", "Q4_1"), (50_000, 6144, "BF16", "BF16")],
+    ids=["codes", "plain values"],
+)
 def test_a_gguf_file_is_loaded_with_the_packed_weights_and_the_pages_of_one_tensor_in_memory(
-    table: str, layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vocab_size: int, width: int, table: str, layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    write_gguf(tmp_path / "model.gguf", table, layers)
+    write_gguf(tmp_path / "model.gguf", vocab_size, width, table, layers)
     peak, kept, weights = added_by_loading(gguf_folder(tmp_path / "model.gguf"))
-    of_table = num_bytes((100_000, 512), table)
-    assert weights > of_table
-    assert peak < weights + of_table + OTHERS_MIB * MIB
+    pages = num_bytes((vocab_size, 512), table)
+    assert weights > pages
+    assert peak < weights + pages + OTHERS_MIB * MIB
     assert kept < weights + OTHERS_MIB * MIB
