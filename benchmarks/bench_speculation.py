@@ -3,6 +3,7 @@
 
     python -m benchmarks.bench_speculation [--model demo] [--workload editing loop] [--batch 1 4 16 64]
         [--method ngram mtp+suffix '{"method": "suffix", "num_speculative_tokens": 16}'] [--num-speculative-tokens 8]
+        [--temperature 0 0.7]
     python -m benchmarks.bench_speculation --replay [--shape benchmarks/shapes/qwen3-0.6b] [--layers N]
         [--quantization w4a8] [--alike 0.5]
 
@@ -12,6 +13,9 @@ weights. The recorded answers of the workloads in --own-answers are those of the
 was trained to predict; the others are the text's own. Random weights route neighbouring rows apart; with --alike this
 share of all tokens has one embedding in the target, so that more rows choose the same experts. The suffix -fixed on a
 method switches adaptive length off.
+
+The workloads chat-* are conversations with an instruct model (benchmarks/chats.py): plain decoding gives the answers,
+which end where the model ends them and which later prompts contain; then all engines give them again.
 
 The engines share weights and cache memory and alternate in stretches of a few steps (benchmarks/interleave.py) until
 naive, the baseline, has decoded for --seconds. `naive again` is a second plain engine: its ratio to the first is noise
@@ -31,18 +35,20 @@ import gc
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.chats import CHATS, Partner, conversations
 from benchmarks.interleave import Comparison, Contender, TimedEngine, speed_up
 from benchmarks.replay import LayerRecord, make_tokens_alike, record_answers
 from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.shape_engine import SHAPE, shape_of_layers
-from benchmarks.workloads import WORKLOADS, sessions
+from benchmarks.workloads import WORKLOADS, Session, sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
@@ -175,23 +181,58 @@ def make_contenders(args: argparse.Namespace) -> list[Contender]:
     return [*contenders, Contender(NAIVE_AGAIN, make_timed(NAIVE, args, memory))]
 
 
-def compare(
-    args: argparse.Namespace, tokenizer: Tokenizer, workload: str, batch: int, contenders: list[Contender]
-) -> list[Row]:
+@dataclass(frozen=True)
+class Case:
+    """What is compared: a workload at a temperature, so many requests at a time."""
+
+    workload: str
+    temperature: float
+    batch: int
+
+    @classmethod
+    def all(cls, args: argparse.Namespace) -> Iterator[Case]:
+        """Yield those of the command's flags; random tokens have one temperature."""
+        for workload, batch in product(args.workload, args.batch):
+            for temperature in [1.0] if workload == "random" else args.temperature:
+                yield cls(workload, temperature, batch)
+
+    @classmethod
+    def of(cls, row: Row) -> Case:
+        """Return that of a result."""
+        return cls(row["workload"], row["temperature"], row["batch"])
+
+    def params(self, max_tokens: int) -> SamplingParams:
+        """Return the parameters of requests; only conversations end where the model ends them."""
+        ignore_eos = self.workload not in CHATS
+        return SamplingParams(temperature=self.temperature, seed=1, max_tokens=max_tokens, ignore_eos=ignore_eos)
+
+    def __str__(self) -> str:
+        """Name it in one line."""
+        return f"{self.workload} {self.batch}" + (f" at {self.temperature:g}" if self.temperature else "")
+
+
+def make_texts(args: argparse.Namespace, tokenizer: Tokenizer, case: Case, naive: TimedEngine) -> list[Session]:
+    """Return what the contenders are asked; in conversations naive has answered."""
+    workload, count = case.workload, case.batch * args.groups
+    if workload in CHATS:
+        partner = Partner(naive.engine, tokenizer, case.params(args.max_tokens))
+        return conversations(workload, partner, count, args.max_prompt_tokens, args.seed)
+    num_turns = args.turns if workload == "loop" else 1
+    texts = sessions(workload, tokenizer, count, num_turns, args.max_prompt_tokens, args.max_tokens, args.seed)
+    if args.replay and workload in args.own_answers:
+        return record_answers(texts, args.max_prompt_tokens + args.max_tokens)
+    return texts
+
+
+def compare(args: argparse.Namespace, tokenizer: Tokenizer, case: Case, contenders: list[Contender]) -> list[Row]:
     """Let the contenders alternate until naive has decoded for --seconds; return a row for each."""
     contenders = [Contender(contender.name, contender.timed) for contender in contenders]
-    naive, num_turns = contenders[0], args.turns if workload == "loop" else 1
-    texts = sessions(
-        workload, tokenizer, batch * args.groups, num_turns, args.max_prompt_tokens, args.max_tokens, args.seed
-    )
-    if args.replay and workload in args.own_answers:
-        texts = record_answers(texts, args.max_prompt_tokens + args.max_tokens)
-    temperature = 1.0 if workload == "random" else 0.0
-    params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.max_tokens, ignore_eos=True)
-    comparison = Comparison(contenders, params, args.stretch_ms / 1000)
+    naive, batch = contenders[0], case.batch
+    texts = make_texts(args, tokenizer, case, naive.timed)
+    comparison = Comparison(contenders, case.params(args.max_tokens), args.stretch_ms / 1000)
     for round_ in count():
         for group in range(args.groups):
-            salt, in_group = f"{workload}-{round_}-{group}", texts[group * batch : (group + 1) * batch]
+            salt, in_group = f"{case.workload}-{round_}-{group}", texts[group * batch : (group + 1) * batch]
             for turns in zip(*in_group):
                 comparison.run(turns, salt)
         if not naive.total.num_steps:
@@ -200,16 +241,15 @@ def compare(
             )
         if naive.total.total_s >= args.seconds:
             break
-    return [_row(workload, batch, naive, contender) for contender in contenders]
+    return [_row(case, naive, contender) for contender in contenders]
 
 
-def _row(workload: str, batch: int, naive: Contender, contender: Contender) -> Row:
+def _row(case: Case, naive: Contender, contender: Contender) -> Row:
     total, (ratio, error) = contender.total, speed_up(naive, contender)
     length = total.num_emitted / total.num_request_steps
     step_ms = 1000 / total.num_steps
     return {
-        "workload": workload,
-        "batch": batch,
+        **vars(case),
         "method": contender.name,
         "tokens_per_s": total.tokens_per_s,
         "speed_up": ratio,
@@ -226,14 +266,14 @@ def _row(workload: str, batch: int, naive: Contender, contender: Contender) -> R
 
 def print_slower(rows: Sequence[Row]) -> None:
     """Name the methods slower than naive by more than MAX_SLOWDOWN beyond what naive over naive shows."""
-    noise = {(row["workload"], row["batch"]): abs(1 - row["speed_up"]) for row in rows if row["method"] == NAIVE_AGAIN}
+    noise = {Case.of(row): abs(1 - row["speed_up"]) for row in rows if row["method"] == NAIVE_AGAIN}
     sure, unsure = list[str](), list[str]()
     compared = [row for row in rows if row["method"] not in (NAIVE, NAIVE_AGAIN)]
     for row in compared:
-        slowdown = 1 - MAX_SLOWDOWN - noise[row["workload"], row["batch"]] - row["speed_up"]
+        slowdown = 1 - MAX_SLOWDOWN - noise[Case.of(row)] - row["speed_up"]
         if slowdown > 0:
             names = sure if slowdown > 2 * row["error"] else unsure
-            names.append(f"{row['workload']} {row['batch']} {row['method']}")
+            names.append(f"{Case.of(row)} {row['method']}")
     title = f"more than {MAX_SLOWDOWN:.0%} slower than naive, beyond naive over naive, of {len(compared)}"
     print(f"{title}: {', '.join(sure) or 'none'}\nperhaps, within two errors: {', '.join(unsure) or 'none'}")
 
@@ -255,7 +295,8 @@ def main() -> None:
     )
     parser.add_argument("--quantization", default="none", help="as the flag of fastdeploy serve (default: none)")
     parser.add_argument("--method", nargs="+", default=ALL_METHODS, help="names or JSON mappings")
-    parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=[*WORKLOADS, *CHATS])
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0], help="but random has 1 (default: 0)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--max-prompt-tokens", type=int, default=900)
@@ -274,10 +315,16 @@ def main() -> None:
         parser.error("--layers, --alike: only with --replay")
     if not 0.0 <= args.alike <= 1.0:
         parser.error(f"--alike: expected 0 to 1, got {args.alike}")
+    if args.replay and set(args.workload) & set(CHATS):
+        parser.error("--replay: expected recorded answers, but a conversation has the model's own")
+    if args.figures is not None and len(args.temperature) > 1:
+        parser.error("--figures: expected one --temperature")
     draw_speculation: Callable[..., None] | None = None
     if args.figures is not None:
         from benchmarks.figures import draw_speculation  # fails now, not at the end, if matplotlib is missing
     tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo" if args.replay else args.model))
+    if set(args.workload) & set(CHATS) and not tokenizer.chat_templates.templates:
+        parser.error(f"--workload: {args.model} has no chat template")
     with shape_of_layers(args.shape, args.layers) as folder:
         contenders = make_contenders(argparse.Namespace(**vars(args) | {"shape": folder}))
     gc.collect()
@@ -286,14 +333,15 @@ def main() -> None:
     target = f"{args.shape}{layers}, replay" if args.replay else args.model
     title = f"{target}, quantization {args.quantization}, K = {args.num_speculative_tokens}"
     rows: list[Row] = []
-    for workload, batch in [(workload, batch) for workload in args.workload for batch in args.batch]:
-        rows += (found := compare(args, tokenizer, workload, batch, contenders))
+    for case in Case.all(args):
+        rows += (found := compare(args, tokenizer, case, contenders))
         print_table(title, found)
     print_slower(rows)
     if draw_speculation:
         draw_speculation([row for row in rows if row["method"] != NAIVE_AGAIN], title, args.figures)
     options = {key: value for key, value in vars(args).items() if key != "figures"}
-    print_json({"benchmark": "speculation", "options": options, "results": rows})
+    name = "chats" if set(args.workload) <= set(CHATS) else "speculation"
+    print_json({"benchmark": name, "options": options, "results": rows})
 
 
 if __name__ == "__main__":

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bench_speculation import main, method_mapping, print_slower
+from benchmarks.bench_speculation import Case, main, method_mapping, print_slower
 from benchmarks.replay import make_tokens_alike
+from fastdeploy.detokenize.chat_template import ChatTemplates
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.weight_source import DummySource
 
 # One request: with several, it depends on time which stretches count.
@@ -85,14 +88,60 @@ def test_replay_of_the_models_own_answers_has_the_acceptance_of_the_model(
     assert replayed["mean_acceptance_length"] == itself["mean_acceptance_length"] > text["mean_acceptance_length"]
 
 
+def test_conversations_are_compared_at_each_temperature(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--workload", "chat-free", "random", "--method", "ngram-fixed", "--temperature", "0", "0.7"]
+    rows = results(capsys, monkeypatch, *flags)
+    cases = [("chat-free", 0.0), ("chat-free", 0.7), ("random", 1.0)]
+    methods = ("naive", "ngram-fixed", "naive again")
+    assert [(row["workload"], row["temperature"], row["method"]) for row in rows] == [
+        (*case, method) for case in cases for method in methods
+    ]
+    assert all(row["mean_acceptance_length"] >= 1 for row in rows)
+
+
+def test_only_conversations_end_where_the_model_ends_them() -> None:
+    assert not Case("chat-free", 0.7, 1).params(8).ignore_eos
+    assert Case("plain", 0.0, 1).params(8).ignore_eos
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--replay", "--workload", "chat-edit"], "--replay: expected recorded answers"),
+        (["--figures", "charts", "--temperature", "0", "1"], "--figures: expected one --temperature"),
+    ],
+)
+def test_what_conversations_cannot_be_combined_with_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        results(capsys, monkeypatch, *flags)
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_without_a_chat_template_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
+    tokenizer.chat_templates = ChatTemplates({}, {})
+    monkeypatch.setattr(Tokenizer, "from_pretrained", lambda path: tokenizer)
+    with pytest.raises(SystemExit):
+        results(capsys, monkeypatch, "--workload", "chat-edit")
+    assert "--workload: demo has no chat template" in capsys.readouterr().err
+
+
 def test_methods_slower_than_naive_are_named_apart_from_uncertain_ones(capsys: pytest.CaptureFixture[str]) -> None:
     speeds = {"naive": 1.0, "ngram": 0.94, "suffix": 0.953, "mtp": 0.96, "draft_model": 1.2, "naive again": 1.01}
-    rows = [{"workload": "plain", "batch": 4, "method": m, "speed_up": s, "error": 0.01} for m, s in speeds.items()]
-    print_slower(rows)  # the limit is 0.98 minus the 0.01 between the two naive engines
+    figures = [{"batch": 4, "method": method, "speed_up": speed, "error": 0.01} for method, speed in speeds.items()]
+    print_slower([{"workload": "plain", "temperature": 0.0, **row} for row in figures])  # 0.98 minus the noise of 0.01
     assert capsys.readouterr().out.splitlines() == [
         "more than 2% slower than naive, beyond naive over naive, of 4: plain 4 ngram",
         "perhaps, within two errors: plain 4 suffix, plain 4 mtp",
     ]
+    print_slower([{"workload": "chat-edit", "temperature": 0.7, **row} for row in figures])
+    assert "of 4: chat-edit 4 at 0.7 ngram" in capsys.readouterr().out
 
 
 def test_charts_are_small_and_reproducible(tmp_path: Path) -> None:
