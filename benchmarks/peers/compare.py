@@ -4,6 +4,7 @@
     python -m benchmarks.peers.compare CHECKPOINT --peers-python VENV/bin/python [--bits 16 8 5 4] [--rounds 2]
         [--threads 2] [--clock wall] [--limit-s 15] [--total-s 420] [--only decode-128 prefill-512]
         [--against openvino]
+    python -m benchmarks.peers.compare FOLDER --same-files --peers-python VENV/bin/python [...]
 
 CHECKPOINT is the output of make_checkpoint.py --gguf, with OpenVINO's exports beside its files (README.md). The engines
 of one number of bits are loaded together, each in a process of its own, and run one at a time. Figures are medians of
@@ -13,6 +14,9 @@ After the prefill a job decodes for at most --limit-s seconds. A job that is cut
 at the same pace, which favours it, because contexts would have grown longer; `cut` names these jobs. No job starts
 later than --total-s seconds after the first engine of that number of bits. `rounds` is the number of rounds behind each
 median.
+
+With --same-files FOLDER has only GGUF files, and both engines load the same one: this one keeps its codes, with inputs
+of 16 bits (`gguf`) and of eight (`w8a8`, `w4a8`), which llama.cpp has.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from benchmarks.report import ROOT, Row, make_parser, print_report
 
 HERE = Path(__file__).resolve().parent
 OURS = {16: ["none"], 8: ["w8a8", "wint8"], 5: ["w4a8_min", "wint4_min"], 4: ["w4a8", "wint4"]}
+OURS_ON_FILES = {16: ["none"], 8: ["w8a8", "gguf"], 5: ["w4a8", "gguf"], 4: ["w4a8", "gguf"]}
 PEERS = ["llama_cpp", "openvino"]
 GGUF = {16: "bf16", 8: "q8_0", 5: "q4_1", 4: "q4_0"}
 OPENVINO = {16: "fp16", 8: "int8", 4: "int4"}  # none with minimums
@@ -101,17 +106,18 @@ class Worker:
 
 def commands(args: argparse.Namespace, bits: int) -> list[list[str]]:
     """Return the commands of the workers: ours, and those of the peers whose files exist."""
-    checkpoint, peer = str(args.checkpoint), str(args.peers_python)
-    found = [[sys.executable, str(HERE / "fastdeploy_worker.py"), checkpoint, kind] for kind in OURS[bits]]
-    files = {"llama_cpp": args.checkpoint / f"model-{GGUF[bits]}.gguf"}
-    if bits in OPENVINO:
+    peer, file = str(args.peers_python), args.checkpoint / f"model-{GGUF[bits]}.gguf"
+    model, formats = (file, OURS_ON_FILES) if args.same_files else (args.checkpoint, OURS)
+    found = [[sys.executable, str(HERE / "fastdeploy_worker.py"), str(model), kind] for kind in formats[bits]]
+    files = {"llama_cpp": file}
+    if bits in OPENVINO and not args.same_files:
         files["openvino"] = args.checkpoint / f"openvino-{OPENVINO[bits]}"
-    for name, file in files.items():
+    for name, path in files.items():
         script = f"{name}_worker.py"
-        if name in args.against and file.exists():
-            found.append([peer, str(HERE / script), str(file)])
+        if name in args.against and path.exists():
+            found.append([peer, str(HERE / script), str(path)])
         elif name in args.against:
-            print(f"left out: {script}: {file} does not exist")
+            print(f"left out: {script}: {path} does not exist")
     return found
 
 
@@ -168,10 +174,11 @@ def main() -> None:
     """Print rates and ratios and one JSON line."""
     parser = make_parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--same-files", action="store_true", help="this engine loads the peers' GGUF files, too")
     parser.add_argument("--peers-python", type=Path, required=True, help="the Python of the peers' environment")
     parser.add_argument("--bits", type=int, nargs="+", choices=list(OURS), default=list(OURS))
     parser.add_argument("--only", nargs="+", choices=list(JOBS), default=list(JOBS))
-    parser.add_argument("--against", nargs="+", choices=PEERS, default=PEERS, help="the peers (default: all)")
+    parser.add_argument("--against", nargs="*", choices=PEERS, default=PEERS, help="the peers (default: all)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit-s", type=float, default=15.0, help="seconds of decoding per job (default: 15)")
     parser.add_argument("--total-s", type=float, default=420.0, help="seconds per number of bits (default: 420)")
@@ -180,8 +187,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.clock == "cpu" and args.threads != 1:
         parser.error("--clock: cpu: expected --threads 1")
+    missing = [path for bits in args.bits if not (path := args.checkpoint / f"model-{GGUF[bits]}.gguf").is_file()]
+    if args.same_files and missing:
+        parser.error(f"--same-files: {missing[0]} does not exist")
     rows = [row for bits in args.bits for row in make_rows(compare(args, bits), bits, args.only)]
-    print_report("peers", f"{args.threads} threads, {args.clock} time", rows, threads=args.threads, clock=args.clock)
+    name = "files" if args.same_files else "peers"
+    print_report(name, f"{args.threads} threads, {args.clock} time", rows, threads=args.threads, clock=args.clock)
 
 
 if __name__ == "__main__":

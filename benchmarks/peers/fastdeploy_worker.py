@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast is this repository's engine? A worker of compare.py: fastdeploy_worker.py CHECKPOINT QUANTIZATION."""
+"""How fast is this repository's engine? A worker of compare.py: fastdeploy_worker.py MODEL QUANTIZATION.
+
+MODEL is a checkpoint's folder or a GGUF file.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ops.backends.cpu.library import isa
 
 MAX_DRAFTS = 3  # of jobs that verify drafts
@@ -33,8 +37,9 @@ def same_bits(checkpoint: str, quantization: str) -> QuantizationConfig:
     return QuantizationConfig(attention=quantization, mlp=quantization, head=head, experts=quantization)
 
 
-def main(checkpoint: str, quantization: str) -> None:
+def main(model: str, quantization: str) -> None:
     """Load the engine and serve."""
+    checkpoint = resolve_model_path(model)
     config = EngineConfig(
         model=checkpoint,
         quantization=same_bits(checkpoint, quantization),

@@ -166,7 +166,7 @@ def write_gguf(file: Path, config: Mapping[str, Any], weights: Mapping[str, Bits
 
 
 def quantize(source: Path, target: Path, kind: str, num_threads: int = 2) -> None:
-    """Let llama.cpp write a file in its mix of a type, such as q4_0.
+    """Let llama.cpp write a file in its mix of a type, such as q4_0; the source may be quantized.
 
     Raises:
         SystemExit: llama.cpp reports an error.
@@ -175,5 +175,6 @@ def quantize(source: Path, target: Path, kind: str, num_threads: int = 2) -> Non
 
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind.upper()}"), num_threads
+    params.allow_requantize = True
     if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), params) != 0:
         raise SystemExit(f"llama.cpp could not quantize to {kind}")

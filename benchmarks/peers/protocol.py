@@ -20,7 +20,7 @@ from typing import Any
 NUM_THREADS = int(os.environ.get("PEERS_THREADS", "2"))
 # On a shared machine use one thread and PEERS_CLOCK=cpu, the processor time of the worker.
 clock = time.process_time if os.environ.get("PEERS_CLOCK") == "cpu" else time.perf_counter
-TOKENS = range(16, 4096)  # of prompts: in all vocabularies, special in none
+TOKENS = range(256, 4096)  # of prompts: in all vocabularies, special in none
 
 
 class Decoding:
