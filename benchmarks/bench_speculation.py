@@ -278,6 +278,18 @@ def print_slower(rows: Sequence[Row]) -> None:
     print(f"{title}: {', '.join(sure) or 'none'}\nperhaps, within two errors: {', '.join(unsure) or 'none'}")
 
 
+def check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse flags that contradict each other."""
+    if not args.replay and (args.layers is not None or args.alike):
+        parser.error("--layers, --alike: only with --replay")
+    if not 0.0 <= args.alike <= 1.0:
+        parser.error(f"--alike: expected 0 to 1, got {args.alike}")
+    if args.replay and set(args.workload) & set(CHATS):
+        parser.error("--replay: expected recorded answers, but a conversation has the model's own")
+    if args.figures is not None and len(args.temperature) > 1:
+        parser.error("--figures: expected one --temperature")
+
+
 def main() -> None:
     """Print one row per workload, batch size and method, and one JSON line."""
     parser = make_parser(__doc__)
@@ -311,14 +323,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figures", type=Path, help="folder for charts (SVG; requires the extra `bench`)")
     args = parser.parse_args()
-    if not args.replay and (args.layers is not None or args.alike):
-        parser.error("--layers, --alike: only with --replay")
-    if not 0.0 <= args.alike <= 1.0:
-        parser.error(f"--alike: expected 0 to 1, got {args.alike}")
-    if args.replay and set(args.workload) & set(CHATS):
-        parser.error("--replay: expected recorded answers, but a conversation has the model's own")
-    if args.figures is not None and len(args.temperature) > 1:
-        parser.error("--figures: expected one --temperature")
+    check_flags(parser, args)
     draw_speculation: Callable[..., None] | None = None
     if args.figures is not None:
         from benchmarks.figures import draw_speculation  # fails now, not at the end, if matplotlib is missing
