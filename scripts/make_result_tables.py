@@ -85,6 +85,38 @@ def peers_table(rows: Sequence[Row], data: Path = DATA) -> str:
     return _table(["FastDeploy", "loses", "over", "loses", *jobs], lines)
 
 
+def files_table(rows: Sequence[Row]) -> str:
+    """Return ratios of tokens per second, this engine's over llama.cpp's with the same GGUF file."""
+    ratios = [row for row in rows if row["over"] != "tokens/s"]
+    jobs = [job for job in JOBS if any(row.get(job) is not None for row in ratios)]
+    lines = []
+    for row in ratios:
+        file = row["over"].removeprefix("llama.cpp ").partition(",")[0].upper()
+        engine = row["engine"].removeprefix("FastDeploy ").partition(",")[0]
+        inputs = "8 bits" if "a8" in engine else "16 bits"
+        lines.append([file, inputs, *("" if row[job] is None else f"{row[job]:.2f}" for job in jobs)])
+    return _table(["file", "inputs", *jobs], lines)
+
+
+def chats_table(rows: Sequence[Row]) -> str:
+    """Return speed-ups over plain decoding and tokens per step; a row per kind of conversation, a column per method."""
+    methods = [name for name in dict.fromkeys(row["method"] for row in rows) if name != "naive"]
+    keys = ("workload", "temperature", "batch")
+    lines = []
+    for case in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        found = {row["method"]: row for row in rows if tuple(row[key] for key in keys) == case}
+        lines.append([case[0].removeprefix("chat-"), *case[1:], *(_speed_up(found.get(name)) for name in methods)])
+    return _table(["conversation", *keys[1:], *methods], lines)
+
+
+def _speed_up(row: Row | None) -> str:
+    """Return a speed-up with its error and, of a method that drafts, the tokens per step; nothing for no row."""
+    if row is None:
+        return ""
+    length = row["mean_acceptance_length"]
+    return f"{row['speed_up']:.2f} ± {row['error']:.2f}" + (f" ({length:.1f})" if length > 1 else "")
+
+
 def _losses(data: Path) -> dict[str, str]:
     """Return the change of SmolLM2's perplexity by the formats of both engines, as they are named in comparisons."""
     rows = json.loads((data / "quality-smollm2.json").read_text())["results"]
@@ -163,7 +195,9 @@ def experts_table(rows: Sequence[Row]) -> str:
 TABLES = {
     "decode": decode_table,
     "device": device_table,
+    "chats": chats_table,
     "experts": experts_table,
+    "files": files_table,
     "gpu_host": gpu_host_table,
     "isolation": isolation_table,
     "speculation": speculation_table,

@@ -11,7 +11,9 @@ import pytest
 from scripts.make_result_tables import (
     DATA,
     PAGES,
+    chats_table,
     decode_table,
+    files_table,
     fresh_pages,
     isolation_table,
     merge_runs,
@@ -104,6 +106,36 @@ def test_peers_table_shows_ratios_and_what_both_formats_lose(tmp_path: Path) -> 
     assert peers_table(rows, tmp_path).splitlines()[2:] == [
         "| w8a8 | +0.4 % | llama.cpp q8_0 | +0.5 % | 2.19 |",
         "| w8a8 | +0.4 % | OpenVINO GenAI int8 |  | 1.50 |",
+    ]
+
+
+def test_files_table_shows_ratios_by_file_and_bits_of_inputs() -> None:
+    peer = "llama.cpp q8_0, 0.3.36"
+    rows = [
+        {"bits": 8, "engine": "FastDeploy w8a8, avx2", "over": "tokens/s", "decode-128": 40.0},
+        {"bits": 8, "engine": "FastDeploy w8a8, avx2", "over": peer, "decode-128": 2.194, "streams-16": None},
+        {"bits": 8, "engine": "FastDeploy gguf, avx2", "over": peer, "decode-128": 1.5, "streams-16": 3.0},
+    ]
+    assert files_table(rows).splitlines() == [
+        "| file | inputs | decode-128 | streams-16 |",
+        "| --- | --- | --- | --- |",
+        "| Q8_0 | 8 bits | 2.19 |  |",
+        "| Q8_0 | 16 bits | 1.50 | 3.00 |",
+    ]
+
+
+def test_chats_table_shows_speed_up_error_and_tokens_per_step() -> None:
+    rows = [
+        {"workload": "chat-edit", "temperature": temperature, "batch": 1, "method": name}
+        | {"speed_up": ratio, "error": 0.101, "mean_acceptance_length": length}
+        for temperature in (0.0, 0.7)
+        for name, ratio, length in (("naive", 1.0, 1.0), ("ngram", 2.5, 2.75), ("naive again", 0.99, 1.0))
+    ]
+    assert chats_table(rows[:-2]).splitlines() == [
+        "| conversation | temperature | batch | ngram | naive again |",
+        "| --- | --- | --- | --- | --- |",
+        "| edit | 0.0 | 1 | 2.50 ± 0.10 (2.8) | 0.99 ± 0.10 |",
+        "| edit | 0.7 | 1 |  |  |",
     ]
 
 
