@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fastdeploy.config.weight_files import StoredTensor, read_headers, unused_tensors
 
 HEAD = "lm_head.weight"
+_CODED_HEADS = ("lm_head.qweight", "lm_head.weight_packed")  # of AWQ and GPTQ, of compressed-tensors
 _EMBEDDING = re.compile(r"\w+\.embed_tokens\.weight")
 _DTYPES = {"BF16": "bfloat16", "U16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _NUMPY_TYPES = {"BF16": "<u2", "U16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
@@ -36,8 +37,11 @@ class StoredWeights:
         return next(found, "float32")
 
     def find_own_head(self) -> StoredTensor | None:
-        """Return the head if there are a head and an embedding whose values differ, which reads both."""
-        head = self._headers.get(HEAD)
+        """Return the head if there are a head and an embedding whose values differ, which reads both.
+
+        A head that is stored as codes differs from an embedding.
+        """
+        head = next((self._headers[name] for name in (HEAD, *_CODED_HEADS) if name in self._headers), None)
         embedding = next((tensor for name, tensor in self._headers.items() if _EMBEDDING.fullmatch(name)), None)
         return None if head is None or embedding is None or have_equal_values(head, embedding) else head
 

@@ -77,7 +77,7 @@ def test_awq_that_is_not_supported_is_refused_by_name(changes: dict[str, Any], f
     ("changes", "field", "message"),
     [
         *(({"bits": bits}, "bits", f"GPTQ with {bits} bits is not supported") for bits in (2, 3, 6)),
-        ({"bits": None}, "bits", "GPTQ with None bits is not supported"),
+        ({"bits": None}, "bits", "GPTQ without bits is not supported"),
         *(
             ({"checkpoint_format": layout}, "checkpoint_format", f"GPTQ in the layout '{layout}' is not supported")
             for layout in ("marlin", "bitblas", "gptq_p", "exllama")

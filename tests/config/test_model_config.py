@@ -133,7 +133,7 @@ def test_unknown_architectures_are_refused_with_the_supported_ones() -> None:
     assert "None" in refusal(architectures=None).message
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "bitsandbytes"])
+@pytest.mark.parametrize("method", ["fp8", "bitsandbytes"])
 def test_quantized_checkpoints_are_refused_by_the_name_of_their_format(method: str) -> None:
     error = refusal(quantization_config={"quant_method": method, "bits": 4})
     assert error.field == "quantization_config" and f"'{method}'" in error.message

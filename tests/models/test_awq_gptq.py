@@ -171,6 +171,15 @@ def test_a_packed_folder_computes_the_same_bits(name: str, tmp_path: Path) -> No
     assert_same_bits(*logits)
 
 
+def test_a_quantized_head_is_used_although_config_json_ties_it(tmp_path: Path) -> None:
+    def change(tensors: Tensors, config: dict[str, Any]) -> None:
+        config["tie_word_embeddings"] = True
+
+    folder = copy_of("gptq_int8_32_head", tmp_path / "gptq_int8_32_head", change)
+    assert np.abs(logprobs_of(folder) - reference("gptq_int8_32_head")["logprobs"]).max() <= 1e-4
+    assert any("lm_head.weight is used" in note for note in config_of(folder).notes)
+
+
 def one_dtype(values: Any, tensors: Tensors, name: str) -> None:
     tensors[name] = StoredTensor(tensors[name].kind, values.astype(tensors[name].values.dtype))
 

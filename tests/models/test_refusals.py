@@ -66,8 +66,8 @@ def test_files_of_unsupported_formats_are_refused(tmp_path: Path, files: list[st
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized with 'awq'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with 'gptq'"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "AWQ with 3 bits is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "GPTQ without bits is not supported"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups: expected a scheme"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "config_groups: expected a scheme"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized with 'bitsandbytes'"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy.config.checkpoint_json import check_values
-from fastdeploy.config.coded.module_rules import DYNAMIC, FIELD, RULE_KEYS, ModuleRules
+from fastdeploy.config.coded.module_rules import DYNAMIC, FIELD, INSTEAD, RULE_KEYS, ModuleRules
 from fastdeploy.config.flag import integer, switch, text
 from fastdeploy.core.errors import ConfigError
 
@@ -63,7 +63,8 @@ def parse_awq(raw: Mapping[str, Any], where: str) -> AWQConfig:
         layout = "llm-awq"
     if layout != _LAYOUT:
         raise ConfigError(
-            f"{FIELD}.version", f"{where}AWQ in the layout {layout!r:.60} is not supported (supported: {_LAYOUT})"
+            f"{FIELD}.version",
+            f"{where}AWQ in the layout {layout!r:.60} is not supported; expected {_LAYOUT}, {INSTEAD}",
         )
     check_words(raw, where)
     return AWQConfig(
@@ -74,7 +75,7 @@ def parse_awq(raw: Mapping[str, Any], where: str) -> AWQConfig:
 def _check_sizes(raw: Mapping[str, Any], where: str, place: str) -> None:
     bits = first_of(raw, "bits", "w_bit", default=_BITS)
     if bits != _BITS:
-        raise ConfigError(f"{place}.bits", f"{where}AWQ with {bits} bits is not supported (supported: {_BITS})")
+        raise ConfigError(f"{place}.bits", f"{where}AWQ with {bits} bits is not supported; expected {_BITS}, {INSTEAD}")
     check_group_size(first_of(raw, *_SIZES, default=128), where, place)
 
 

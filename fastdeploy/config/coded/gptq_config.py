@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastdeploy.config.checkpoint_json import check_values
 from fastdeploy.config.coded.awq_config import check_group_size, check_words, first_of
-from fastdeploy.config.coded.module_rules import DYNAMIC, FIELD, RULE_KEYS, ModuleRules
+from fastdeploy.config.coded.module_rules import DYNAMIC, FIELD, INSTEAD, RULE_KEYS, ModuleRules
 from fastdeploy.config.flag import integer, switch, text
 from fastdeploy.core.errors import ConfigError
 
@@ -80,10 +80,12 @@ def parse_gptq(raw: Mapping[str, Any], where: str) -> GPTQConfig:
     if layout not in (_V1, _V2):
         raise ConfigError(
             f"{FIELD}.checkpoint_format",
-            f"{where}GPTQ in the layout {layout!r:.60} is not supported (supported: {_V1}, {_V2})",
+            f"{where}GPTQ in the layout {layout!r:.60} is not supported; expected {_V1}, {_V2}, {INSTEAD}",
         )
     if raw.get("rotation"):
-        raise ConfigError(f"{FIELD}.rotation", f"{where}GPTQ with rotated weights is not supported")
+        raise ConfigError(
+            f"{FIELD}.rotation", f"{where}GPTQ with rotated weights is not supported; expected none, {INSTEAD}"
+        )
     check_words(raw, where)
     _scheme(raw, where, FIELD)
     for pattern, overrides in (raw.get(DYNAMIC) or {}).items():
@@ -96,8 +98,9 @@ def parse_gptq(raw: Mapping[str, Any], where: str) -> GPTQConfig:
 def _scheme(values: Mapping[str, Any], where: str, place: str) -> GPTQScheme:
     bits = values.get("bits")
     if bits not in _BITS:
-        expected = " and ".join(map(str, _BITS))
-        raise ConfigError(f"{place}.bits", f"{where}GPTQ with {bits} bits is not supported (supported: {expected})")
+        found = "without bits" if bits is None else f"with {bits} bits"
+        expected = ", ".join(map(str, _BITS))
+        raise ConfigError(f"{place}.bits", f"{where}GPTQ {found} is not supported; expected {expected}, {INSTEAD}")
     size = first_of(values, "group_size", default=128)
     check_group_size(size, where, place)
     return GPTQScheme(8 if bits == 8 else 4, size, values.get("sym"), bool(values.get("desc_act")))

@@ -12,6 +12,7 @@ from fastdeploy.config.flag import Flag
 from fastdeploy.core.errors import ConfigError
 
 FIELD = "quantization_config"
+INSTEAD = "or plain weights, which --quantization packs into fewer bits"
 NOT_CONVERTED, DYNAMIC = "modules_to_not_convert", "dynamic"
 _NEGATIVE, _POSITIVE = "-:", "+:"  # how patterns of `dynamic` begin; one without either is positive
 _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
