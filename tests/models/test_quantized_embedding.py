@@ -66,7 +66,7 @@ def test_a_model_with_one_quantized_table_computes_the_bits_of_one_with_two(quan
 
 def mtp_output(target: CausalLM, tokens: list[int]) -> tuple[MTPLayer, paddle.Tensor]:
     """Return an MTP layer of random weights, and what it computes for a sequence of tokens."""
-    formats = QuantizationConfig.from_value({"head": "wint8"})
+    formats = QuantizationConfig.from_value({"head": "w8a8"})
     [layer] = load_mtp_layers(target, None, "dummy", formats)
     count, heads = np.array([len(tokens)], np.int32), target.heads
     cache = allocate_kv_cache(4, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, "bfloat16")
@@ -78,7 +78,7 @@ def mtp_output(target: CausalLM, tokens: list[int]) -> tuple[MTPLayer, paddle.Te
 
 
 def test_a_layer_for_multi_token_prediction_reads_the_quantized_table_of_its_target() -> None:
-    weights, table = load_tied("wint8", has_minimum=False)
+    weights, table = load_tied("w8a8", has_minimum=False)
     target, other = model_of(weights), model_of(replace(weights, embedding=table))
     tokens = list(range(20, 29))
     (layer, found), (_, expected) = mtp_output(target, tokens), mtp_output(other, tokens)
