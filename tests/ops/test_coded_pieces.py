@@ -196,3 +196,14 @@ def test_a_scale_without_room_for_its_minimum_is_refused() -> None:
     large = replace(random_coded(16, 64, 8, 32, False, 1), scales=paddle.full([16, 2], 1000.0, "float16"))
     with pytest.raises(ValueError, match="scales: expected finite values"):
         pack_linear([large, GOOD], None, "wint8")
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_factors_of_an_output_multiply(is_stored: bool) -> None:
+    piece = random_coded(24, 64, 8, 0, True, 3).scaled(paddle.linspace(0.1, 3.0, 24))
+    codes = StoredCodes(24, 64, 0, True, piece.outputs) if is_stored else piece
+    power = 2.0 ** paddle.arange(-12, 12).astype("float32")
+    for scaled, expected in ((codes.scaled(power), power), (codes.scaled(power).scaled(power), power * power)):
+        values = decode(piece).numpy() * expected.numpy()[:, None]
+        np.testing.assert_array_equal(decode(scaled).numpy(), values)
+        np.testing.assert_array_equal(decode(scaled.outputs(5, 9)).numpy(), values[5:9])

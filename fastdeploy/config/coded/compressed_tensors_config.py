@@ -83,9 +83,8 @@ class _Targets:
 
     def __init__(self, targets: Iterable[str]) -> None:
         self._names = set(targets)
-        self._expressions = {
-            target: re.compile(target[3:]) for target in sorted(self._names) if target.startswith("re:")
-        }
+        expressions = [target for target in sorted(self._names) if target.startswith(_EXPRESSION)]
+        self._expressions = {target: re.compile(target.removeprefix(_EXPRESSION)) for target in expressions}
 
     def find(self, module: str) -> str | None:
         """Return what a module fits: its name comes first, then expressions in alphabetical order, then its class.
