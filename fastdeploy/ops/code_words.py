@@ -62,13 +62,6 @@ class CodeWords:
         per_word = WORD_BITS // self.num_bits
         return (columns, rows * per_word) if self.order == Order.ALONG_INPUTS else (columns * per_word, rows)
 
-    def outputs(self, begin: int, end: int) -> CodeWords:
-        """Return the words of a range of outputs, which begins and ends between words."""
-        per_word = 1 if self.order == Order.ALONG_INPUTS else WORD_BITS // self.num_bits
-        if begin % per_word or end % per_word:
-            raise ValueError(f"code_words: outputs: expected multiples of {per_word}, got {begin} and {end}")
-        return replace(self, words=self.words[:, begin // per_word : end // per_word])
-
 
 class _CodeWords(ctypes.Structure):
     """Words in memory, custom_ops/host/code_words.h."""
@@ -79,15 +72,22 @@ class _CodeWords(ctypes.Structure):
     ]
 
 
-def unpack_words(words: CodeWords, is_signed: bool = False) -> NDArray[np.int8] | NDArray[np.uint8]:
-    """Return the codes [out, in].
+def unpack_words(
+    words: CodeWords, is_signed: bool = False, begin: int = 0, end: int | None = None
+) -> NDArray[np.int8] | NDArray[np.uint8]:
+    """Return the codes [outputs, in] of outputs [begin, end), up to the last one if `end` is None.
 
     Args:
         is_signed: whether half of their number is subtracted from the codes: they become int8 then, else uint8.
     """
-    row_words = words.words.strides[0] // words.words.itemsize
-    stored = _CodeWords(words.words.ctypes.data, *words.shape, row_words, words.num_bits, int(words.order))
-    codes = np.empty(words.shape, np.uint8)
+    per_word = 1 if words.order == Order.ALONG_INPUTS else WORD_BITS // words.num_bits
+    end = words.shape[0] if end is None else end
+    first, last = begin // per_word, -(-end // per_word)
+    whole = replace(words, words=words.words[:, first:last])
+    row_words = whole.words.strides[0] // whole.words.itemsize
+    stored = _CodeWords(whole.words.ctypes.data, *whole.shape, row_words, words.num_bits, int(words.order))
+    codes = np.empty(whole.shape, np.uint8)
     added = 256 - (1 << words.num_bits - 1) if is_signed else 0
     load_threaded_library().fd_words_unpack(ctypes.byref(stored), added, codes.ctypes.data)
-    return codes.view(np.int8) if is_signed else codes
+    wanted = codes[begin - first * per_word : end - first * per_word]
+    return wanted.view(np.int8) if is_signed else wanted

@@ -127,6 +127,16 @@ def test_what_is_said_to_be_kept_rounded_or_converted_is(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("begin", "end"), [(0, 1), (3, 20), (8, 16), (13, 32)])
+@pytest.mark.parametrize("name", NAMES)
+def test_any_range_of_outputs_may_be_read(name: str, begin: int, end: int) -> None:
+    source = source_of(FOLDER / name)
+    for weight, _ in definitions(FOLDER / name):
+        stored = source.coded(weight)
+        whole, part = decode(stored).numpy(), decode(stored.outputs(begin, end)).numpy()
+        np.testing.assert_array_equal(part, whole[begin:end], weight)
+
+
 @pytest.mark.parametrize(
     ("name", "weight", "form"),
     [

@@ -233,9 +233,7 @@ class WordModule:
         if layout.zeros_minus_one:
             words = (words.view(np.uint32) + np.uint32(_ONES[layout.num_bits])).view(np.int32)
         found = CodeWords(words, layout.num_bits, layout.zero_order)
-        per_word = WORD_BITS // layout.num_bits
-        first, last = begin // per_word * per_word, -(-end // per_word) * per_word
-        return unpack_words(found.outputs(first, last))[begin - first : end - first].view(np.uint8)
+        return unpack_words(found, begin=begin, end=end).view(np.uint8)
 
     def _scales(self, begin: int = 0, end: int | None = None) -> NDArray[np.float32]:
         """Return the scales of outputs [begin, end), [outputs, groups]."""
@@ -272,7 +270,7 @@ class WordModule:
     def _grouped(self, begin: int, end: int) -> GroupedCodes:
         """Return codes and numbers of outputs [begin, end); without zeros, codes are signed."""
         words = CodeWords(self._words(CODES), self._layout.num_bits, self._layout.order)
-        codes = unpack_words(words.outputs(begin, end), is_signed=self._is_symmetric)
+        codes = unpack_words(words, self._is_symmetric, begin, end)
         zeros = None if self._is_symmetric else self._zeros(begin, end).astype(np.float32)
         return GroupedCodes(codes, self._scales(begin, end), zeros, self._groups())
 
