@@ -37,6 +37,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "fd_codes_widen": (None, [_pointer, _pointer, _int64]),
     "fd_codes_convert": (None, [_pointer, _pointer, _pointer]),
     "fd_words_unpack": (None, [_pointer, _int64, _pointer]),
+    "fd_fp8_widen": (_int64, [_pointer, _pointer, _int64]),
     "fd_suffix_create": (_pointer, [_int32, _int32, ctypes.c_double, ctypes.c_double, _int64, _int64]),
     "fd_suffix_destroy": (None, [_pointer]),
     "fd_suffix_start": (_int64, [_pointer, _int64, ctypes.c_char_p, _int64, _pointer, _int64]),
