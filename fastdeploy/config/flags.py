@@ -19,8 +19,9 @@ __all__ = ["FLAGS", "FLAG_BY_NAME", "Flag", "FlagClass"]
 
 _QUANTIZATION_HELP = (
     "none, wint8, wint4, wint4_min (integer weights), w8a8, w4a8 or w4a8_min (integer activations as well), quantized "
-    'at load; or a format per part (attention, mlp, experts, head), such as \'{"attention": "wint8", "mlp": "wint4"}\' '
-    "(default: what config.json asks for, else none)"
+    'at load; or a format per part (attention, mlp, experts, head), such as \'{"attention": "wint8", "mlp": "wint4"}\''
+    "; or the name of the checkpoint's own codes: gguf, awq, gptq, compressed-tensors or fp8 "
+    "(default: the codes that the checkpoint has, or what config.json asks for, else none)"
 )
 _SPECULATIVE_HELP = 'such as \'{"method": "ngram", "num_speculative_tokens": 5}\' (default: no speculation)'
 _GRAPHS_HELP = (

@@ -134,7 +134,7 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --model other", "--model", "given twice"),
         ("demo --config a.yaml --config b.yaml", "--config", "given twice: 'a.yaml' and 'b.yaml'"),
         ("demo --config /no/such.yaml", "--config", "cannot read '/no/such.yaml'"),
-        ("demo --quantization awq", "quantization", "expected one of none, wint8, wint4, .* got 'awq'"),
+        ("demo --quantization q4", "quantization", "expected one of none, wint8, wint4, .* got 'q4'"),
         ("demo --quantization {", "--quantization", "expected a name or a JSON mapping"),
         ("demo --router a:1", "--router a:1", "nodes find each other through Redis"),
         ("demo --data-parallel-size 2", "--data-parallel-size 2", "data parallelism is not"),
@@ -366,7 +366,7 @@ def test_a_draft_model_in_separate_arguments_builds_the_same_configuration() -> 
         ({"modle": "demo"}, "modle", "unknown LLM argument; did you mean 'model'"),
         ({"model": "demo", "port": 1}, "port", "flag of the server"),
         ({"model": "demo", "disable_log_requests": True}, "disable_log_requests", "flag of the server"),
-        ({"model": "demo", "quantization": "awq"}, "quantization", "got 'awq'$"),
+        ({"model": "demo", "quantization": "q4"}, "quantization", "got 'q4'$"),
         ({"model": "demo", "max_num_seqs": "many"}, "max_num_seqs", "expected an integer, got 'many'$"),
     ],
 )
