@@ -18,6 +18,7 @@ from fastdeploy.core.errors import ConfigError
 
 GGUF_NOTES = "gguf_notes"  # lines about metadata without effect, in a config.json that was made from a GGUF file
 _INT32_MAX = 2**31 - 1
+_MAX_HEAD_DIM = 256  # what the attention kernels hold
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TOKEN_IDS = Flag(
     "json",
@@ -168,3 +169,11 @@ def _is_added_tokens(value: Any) -> bool:
         key.isascii() and key.isdigit() and isinstance(token, Mapping) and _is_token(token)
         for key, token in value.items()
     )
+
+
+def check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Raise ConfigError if the attention kernels cannot compute heads of these numbers and this size."""
+    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
+        raise ConfigError("head_dim", f"expected an even number up to {_MAX_HEAD_DIM}, got {head_dim}")
+    if num_heads % num_kv_heads:
+        raise ConfigError("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")

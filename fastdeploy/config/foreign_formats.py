@@ -7,23 +7,32 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.checkpoint_json import read_json_object
 from fastdeploy.config.coded.awq_config import METHOD as AWQ
 from fastdeploy.config.coded.awq_config import parse_awq
 from fastdeploy.config.coded.compressed_tensors_config import METHOD as COMPRESSED_TENSORS
 from fastdeploy.config.coded.compressed_tensors_config import parse_compressed_tensors
+from fastdeploy.config.coded.fp8_config import FP8, parse_fp8
 from fastdeploy.config.coded.gptq_config import METHOD as GPTQ
 from fastdeploy.config.coded.gptq_config import parse_gptq
 from fastdeploy.config.quantization import FORMATS, GGUF, MIXED, UNQUANTIZED, QuantizationConfig
+from fastdeploy.config.refused_methods import ANY_CODES, instead_of
 from fastdeploy.core.errors import ConfigError
 
 _REFUSED_FILES = {
     "adapter_config.json": "is a LoRA adapter",
     "lora_config.json": "is a LoRA adapter",
-    "quantize_config.json": "is quantized with GPTQ",
-    "quant_config.json": "is quantized with AWQ",
-    "hf_quant_config.json": "is quantized with ModelOpt",
     "rank_0/": "is sharded for tensor parallelism",
 }
+_QUANTIZED_FILES = {
+    "hf_quant_config.json": ("ModelOpt", "modelopt"),
+    "quant_model_description*.json": ("msmodelslim", "ascend"),
+}
+"""Pattern of a file's name -> the tool that writes it, and its quantization method."""
+_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""File that holds what quantization_config would, from before config.json had that key -> method of its writer."""
+_QUANTIZATION_FILE = "quantization_config_file"  # key for the name of that file
+_AWQ_KEYS = {"w_bit", "q_group_size"}  # of AutoAWQ, which some tools write to a file of the other name
 _LATENT_ATTENTION = "needs latent attention, which is not supported yet"
 _LINEAR_ATTENTION = "needs linear attention, which is not supported"
 _INDEXED_ATTENTION = "needs latent attention with an indexer (index_topk), which is not supported"
@@ -46,15 +55,15 @@ _ARCHITECTURES = {
 }
 """Beginning of an architecture's name -> what is missing; the longest beginning counts."""
 _KIMI_K2 = "needs latent attention and a tokenizer other than its tiktoken.model, which are not supported yet"
+_OFFLINE_WEIGHT = ".quant_weight"
 _QUANTIZED_TENSORS = {
-    ".quant_weight": "quantized offline by FastDeploy",
+    _OFFLINE_WEIGHT: "quantized offline by FastDeploy",
     ".weight_scale_inv": "in FP8 with a scale per block",
     ".weight_packed": "quantized with compressed-tensors",
     ".qweight": "quantized with GPTQ or AWQ",
     ".weight_scale": "quantized with a scale per tensor or channel",
 }
 """End of a tensor's name -> how its layer is stored."""
-_INSTEAD = "expected plain weights, which --quantization packs into fewer bits"
 _PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], object]] = {AWQ: parse_awq, GPTQ: parse_gptq}
 _OTHER_MODALITIES = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "talker_config")
 
@@ -63,59 +72,104 @@ def refuse_foreign_folder(directory: Path) -> None:
     """Refuse a directory whose files show that it is not a supported checkpoint.
 
     Raises:
-        ConfigError: an adapter, a quantized or a sharded checkpoint, or GGUF files without config.json.
+        ConfigError: an adapter, a sharded checkpoint, one that is quantized in a way that is not supported, or GGUF
+            files without config.json.
     """
     for file, problem in _REFUSED_FILES.items():
         if (directory / file).exists():
             raise ConfigError("model", f"{directory} {problem} ({file}), which is not supported")
+    for pattern, (tool, method) in _QUANTIZED_FILES.items():
+        found = next(directory.glob(pattern), None)
+        if found is not None:
+            problem = f"is quantized with {tool} ({found.name}), which is not supported"
+            raise ConfigError("model", f"{directory} {problem}; use {instead_of(method)}")
     if any(directory.glob("*.gguf")) and not (directory / "config.json").exists():
         raise ConfigError("model", f"{directory} has GGUF files and no config.json; give one of the files")
 
 
-def read_quantization(raw: Mapping[str, Any], where: str) -> QuantizationConfig:
-    """Return the formats that config.json asks for in FastDeploy's way, or gguf for the codes of a GGUF file.
+def with_quantization_file(raw: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
+    """Return config.json with the content of quantize_config.json or quant_config.json if it says nothing itself.
 
-    Other quantized checkpoints are refused.
+    Raises:
+        ConfigError: that file cannot be read.
+    """
+    if find_quantization(raw) is not None:
+        return raw
+    for file, method in _QUANTIZATION_FILES.items():
+        found = read_json_object(directory / file, "model")
+        if found:
+            method = "awq" if _AWQ_KEYS & found.keys() else method
+            return {**raw, "quantization_config": {"quant_method": method, **found}, _QUANTIZATION_FILE: file}
+    return raw
+
+
+def find_quantization(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the `quantization_config` of config.json, which has an older name; None if there is none."""
+    found = raw.get("quantization_config") or raw.get("compression_config")
+    if not found:
+        return None
+    return found if isinstance(found, Mapping) else {}
+
+
+def quantization_method(raw: Mapping[str, Any]) -> str:
+    """Return how config.json says that weights are stored as codes: its `quant_method`, or "" if it has none."""
+    return str((find_quantization(raw) or {}).get("quant_method") or "")
+
+
+def read_quantization(raw: Mapping[str, Any], where: str) -> QuantizationConfig:
+    """Return the formats that config.json asks for: in FastDeploy's way, or one for the codes of a checkpoint.
+
+    FP8 weights are widened, so that there is no format for them. Other quantized checkpoints are refused.
 
     Raises:
         ConfigError: names the method, after `where`.
     """
-    quantization = raw.get("quantization_config") or raw.get("compression_config")
-    if not quantization:
+    found = find_quantization(raw)
+    if found is None:
         return UNQUANTIZED
-    found = quantization if isinstance(quantization, Mapping) else {}
-    if found.get("quant_method") == COMPRESSED_TENSORS:
+    if _QUANTIZATION_FILE in raw:
+        where = where.replace("config.json", str(raw[_QUANTIZATION_FILE]))
+    stored = quantization_method(raw)
+    if stored == GGUF:
+        return QuantizationConfig.from_value(GGUF)
+    if stored == COMPRESSED_TENSORS:
         parsed = parse_compressed_tensors(found, where)
         return QuantizationConfig.from_value(COMPRESSED_TENSORS) if parsed.has_integers else UNQUANTIZED
-    method = str(found.get("quant_method") or found.get("quantization") or "unknown")
-    if found.get("quant_method") == GGUF:
-        return QuantizationConfig.from_value(GGUF)
-    if method in _PARSERS and found.get("quant_method") == method:
-        _PARSERS[method](found, where)
-        return QuantizationConfig.from_value(method)
-    if method in (MIXED, *FORMATS) and not _quantization_form(found) and "quant_method" not in found:
+    if stored in _PARSERS:
+        _PARSERS[stored](found, where)
+        return QuantizationConfig.from_value(stored)
+    if stored == FP8:
+        parse_fp8(found, where)
+        return UNQUANTIZED
+    method = _method_of(found)
+    if method in (MIXED, *FORMATS) and not _quantization_form(found) and not stored:
         try:
             return QuantizationConfig.from_value(found)
         except ConfigError as error:
             raise ConfigError("quantization_config", f"{where}{error}") from None
     raise ConfigError(
         "quantization_config",
-        f"{where}checkpoints quantized with {method!r:.120}{_quantization_form(found)} are not supported; {_INSTEAD}",
+        f"{where}checkpoints quantized with {method!r:.120}{_quantization_form(found)} are not supported; "
+        f"use {instead_of(method)}",
     )
 
 
 def quantization_notes(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Return lines about what config.json says of codes, inputs and caches that is not used; it has been checked."""
-    found = raw.get("quantization_config") or raw.get("compression_config")
-    if isinstance(found, Mapping) and found.get("quant_method") == COMPRESSED_TENSORS:
-        return parse_compressed_tensors(found, where).notes
+    if quantization_method(raw) == COMPRESSED_TENSORS:
+        return parse_compressed_tensors(find_quantization(raw) or {}, where).notes
     return ()
+
+
+def _method_of(quantization: Mapping[str, Any]) -> str:
+    """Return the name of a method; older versions of bitsandbytes tell it by their keys only."""
+    if "load_in_4bit" in quantization or "load_in_8bit" in quantization:
+        return "bitsandbytes"
+    return str(quantization.get("quant_method") or quantization.get("quantization") or "unknown")
 
 
 def _quantization_form(quantization: Mapping[str, Any]) -> str:
     """Return what a `quantization_config` says beside the method."""
-    if quantization.get("weight_block_size"):
-        return f" (a scale per block of {quantization['weight_block_size']!r:.40})"
     if quantization.get("format"):
         return f" ({quantization['format']!r:.60})"
     offline = next((key for key in ("is_quantized", "is_moe_quantized") if quantization.get(key)), None)
@@ -123,7 +177,7 @@ def _quantization_form(quantization: Mapping[str, Any]) -> str:
 
 
 def refuse_quantized_tensors(names: Collection[str], path: Path) -> None:
-    """Refuse a file of weights whose tensors' names show that they are quantized.
+    """Refuse a file of weights whose tensors' names show that they are quantized, although config.json does not say so.
 
     Raises:
         ConfigError: names the form of the weights and one tensor.
@@ -131,7 +185,9 @@ def refuse_quantized_tensors(names: Collection[str], path: Path) -> None:
     for end, form in _QUANTIZED_TENSORS.items():
         name = next((name for name in names if name.endswith(end)), None)
         if name is not None:
-            raise ConfigError("model", f"{path}: weights {form} ({name:.120}) are not supported; {_INSTEAD}")
+            missing = "" if end == _OFFLINE_WEIGHT else " without a quantization_config in config.json"
+            problem = f"weights {form} ({name:.120}) are not supported{missing}"
+            raise ConfigError("model", f"{path}: {problem}; use {ANY_CODES}")
 
 
 def describe_foreign_architecture(raw: Mapping[str, Any], name: Any) -> str:

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
+from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_heads, check_values, read_json_object
 from fastdeploy.config.context_limit import ContextLength, ContextLimit
 from fastdeploy.config.experts_config import ExpertsConfig, parse_experts
 from fastdeploy.config.family_defaults import TRANSFORMERS, FamilyDefaults, find_defaults, find_sliding_window
 from fastdeploy.config.foreign_formats import (
     describe_foreign_architecture,
+    quantization_method,
     read_quantization,
     refuse_foreign_folder,
     refuse_unsupported_features,
+    with_quantization_file,
 )
 from fastdeploy.config.generation_defaults import GenerationDefaults, parse_generation_defaults
 from fastdeploy.config.packed_checkpoint import AGAIN, HEADER_FILE, PackedHeader, read_packed_header
@@ -34,7 +36,6 @@ DType = Literal["bfloat16", "float32"]
 KV_CACHE_DTYPES = ("auto", "int8")
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft", "demo/moe": _DEMO_MODEL / "moe"}
-_MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 _RUN_AS = {"float16": "bfloat16", "half": "bfloat16", "float64": "float32", "double": "float32", "float": "float32"}
@@ -63,7 +64,8 @@ class ModelConfig:
             or torch_dtype for torch layout.
         has_int8_cache: keys and values are cached in int8 in this run.
         quantization: weight formats that config.json asks for, or to which the weights are packed.
-        own_codes: how the weights of the checkpoint are stored as codes, one of OWN_FORMATS; else empty.
+        quantization_method: how config.json says that weights are stored as codes, one of OWN_FORMATS; else empty.
+        own_codes: the same, but empty if all codes are widened.
         gguf: the GGUF file from which the directory was made, as messages name the model; else empty.
         packed: the header of packed weights, or None if the weights are plain tensors.
         notes: lines to show at start-up about keys and tensors that have no effect.
@@ -95,6 +97,7 @@ class ModelConfig:
     layout_mark: str | None = field(default=None, compare=False, repr=False)
     has_int8_cache: bool = field(default=False, repr=False)  # repr names the checkpoint
     quantization: QuantizationConfig = field(default=UNQUANTIZED, repr=False)
+    quantization_method: str = field(default="", repr=False)
     own_codes: str = field(default="", repr=False)
     gguf: str = field(default="", repr=False, compare=False)
     packed: PackedHeader | None = field(default=None, repr=False, compare=False)
@@ -115,6 +118,11 @@ class ModelConfig:
         """Return whether a router chooses from experts in any layer."""
         return self.experts is not None
 
+    @property
+    def has_codes(self) -> bool:
+        """Return whether weights are stored as codes in the files that are read."""
+        return bool(self.quantization_method) and self.packed is None
+
     def weight_formats(self, requested: QuantizationConfig) -> QuantizationConfig:
         """Return the weight format of each part: what is requested, else what config.json asks for.
 
@@ -124,7 +132,7 @@ class ModelConfig:
             ConfigError: there is a format for experts, but the model has none; the weights are packed to others; or
                 they are no codes.
         """
-        self.check_has_codes(requested)
+        requested = self.checked_formats(requested)
         is_widened = self.own_codes and self.packed is None and self.dtype == "float32"
         formats = requested if requested.is_given else UNQUANTIZED if is_widened else self.quantization
         formats = formats.for_model(self.has_experts)
@@ -132,10 +140,9 @@ class ModelConfig:
             raise ConfigError("quantization", f"{self.name} is packed to {self.packed.quantization}, got {formats}")
         return formats
 
-    def check_has_codes(self, requested: QuantizationConfig) -> None:
-        """Raise ConfigError if formats ask for codes that the checkpoint does not have."""
-        for format in requested.own_formats - {self.own_codes}:
-            raise ConfigError("quantization", f"{format}: {self.name} has no weights that are quantized so")
+    def checked_formats(self, requested: QuantizationConfig) -> QuantizationConfig:
+        """Return `requested.for_codes` of this checkpoint."""
+        return requested.for_codes(self.quantization_method, are_widened=not self.own_codes, name=self.name)
 
     @property
     def max_context_len(self) -> int:
@@ -209,9 +216,10 @@ class ModelConfig:
         """
         directory = Path(path)
         refuse_foreign_folder(directory)
-        raw = read_json_object(directory / "config.json", "model")
-        if raw is None:
+        written = read_json_object(directory / "config.json", "model")
+        if written is None:
             raise ConfigError("model", f"{directory} has no config.json")
+        raw = with_quantization_file(written, directory)
         generation = None
         if generation_config == "auto":
             generation = read_json_object(directory / "generation_config.json", "model")
@@ -284,7 +292,7 @@ def _parse(raw: Mapping[str, Any], generation: Mapping[str, Any], path: str, dty
     num_heads, hidden_size, vocab_size = count("num_attention_heads"), count("hidden_size"), count("vocab_size")
     head_dim = count("head_dim", hidden_size // num_heads)
     num_kv_heads = count("num_key_value_heads", num_heads)
-    _check_heads(num_heads, num_kv_heads, head_dim)
+    check_heads(num_heads, num_kv_heads, head_dim)
     num_layers, max_positions = count("num_hidden_layers"), count("max_position_embeddings")
     rope = parse_rope(raw, head_dim=head_dim, max_position_embeddings=max_positions, defaults=defaults, where=where)
     return ModelConfig(
@@ -313,6 +321,7 @@ def _parse(raw: Mapping[str, Any], generation: Mapping[str, Any], path: str, dty
         generation=parse_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
         quantization=quantization,
+        quantization_method=quantization_method(raw),
         own_codes=quantization.name if quantization.has_own_codes else "",
         notes=tuple(unused_keys(raw, architecture, rope.theta, where)),
     )
@@ -344,13 +353,6 @@ def _with_weights(config: ModelConfig, weights: StoredWeights) -> ModelConfig:
         what = "is used, since it differs from the embedding, to which config.json ties it"
         notes.append(f"{head.file}: lm_head.weight {what}")
     return replace(config, tie_word_embeddings=config.tie_word_embeddings and head is None, notes=tuple(notes))
-
-
-def _check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
-        raise ConfigError("head_dim", f"expected an even number up to {_MAX_HEAD_DIM}, got {head_dim}")
-    if num_heads % num_kv_heads:
-        raise ConfigError("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
 
 
 def _architecture(raw: Mapping[str, Any], where: str) -> str:

@@ -7,17 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
+from fastdeploy.config.coded.fp8_config import FP8
 from fastdeploy.config.flag import Flag, check_fields, choice
+from fastdeploy.config.refused_methods import REFUSED_METHODS
 from fastdeploy.core.errors import ConfigError, did_you_mean
 
 FORMATS = ("none", "wint8", "wint4", "wint4_min", "w8a8", "w4a8", "w4a8_min")
 GGUF = "gguf"
-OWN_FORMATS = (GGUF, "awq", "gptq", "compressed-tensors")  # the codes that such a checkpoint has
+OWN_FORMATS = (GGUF, "awq", "gptq", "compressed-tensors", FP8)
+"""The codes that such a checkpoint has; those in FP8 are widened."""
 ALL_FORMATS = (*FORMATS, *OWN_FORMATS)
 _CACHE_FORMAT, _CACHE_PART = "kvcache", "kv_cache_quant_type"  # FastDeploy 2.x's names for a quantized KV cache
 _EIGHT_BITS = {"wint4": "wint8", "wint4_min": "wint8", "w4a8": "w8a8", "w4a8_min": "w8a8"}
 """Format of four bits -> the format of the parts in which four bits cost more quality per byte saved."""
 _MTP_HEAD = "w4a8"
+_OTHER_NAMES = {"awq_marlin": "awq", "gptq_marlin": "gptq"}  # of vLLM, for kernels that read the same files
 _METHOD, MIXED = "quantization", "mix_quant"  # FastDeploy 2.x's key, and its value for a format per kind of layer
 _MIXED_PARTS = ("dense_quant_type", "moe_quant_type")
 _OFFLINE = ("is_quantized", "is_moe_quantized")
@@ -84,6 +88,25 @@ class QuantizationConfig:
     def is_given(self) -> bool:
         """Return whether anything was given, be it `none`."""
         return self != UNQUANTIZED
+
+    def for_codes(self, method: str, *, are_widened: bool, name: str) -> QuantizationConfig:
+        """Return the formats for a checkpoint, in which parts that ask for codes which are widened are not quantized.
+
+        Args:
+            method: how its weights are stored as codes, one of OWN_FORMATS; else empty.
+            are_widened: whether none of these codes are kept.
+            name: of the checkpoint.
+
+        Raises:
+            ConfigError: a part asks for codes that the checkpoint does not have.
+        """
+        for format in self.own_formats - {method}:
+            problem = f"{format}: {name} has no weights that are quantized so"
+            raise ConfigError("quantization", f"{problem}; expected one of {', '.join(FORMATS)}")
+        if not are_widened:
+            return self
+        parts = {part: "none" for part, format in self._parts.items() if format in OWN_FORMATS}
+        return replace(self, **parts, name="none" if self.name in OWN_FORMATS else self.name)
 
     def for_model(self, has_experts: bool) -> QuantizationConfig:
         """Return the format of each part of a model.
@@ -162,7 +185,9 @@ def _known_format(field: str, value: Any, or_else: str = "") -> str:
     Args:
         or_else: what else the message names as expected.
     """
-    name = value.lower() if isinstance(value, str) else ""
+    name = _usual_name(value) if isinstance(value, str) else ""
+    if name in REFUSED_METHODS:
+        raise ConfigError(field, f"{value!r:.120} is not supported; use {REFUSED_METHODS[name]}")
     if name not in ALL_FORMATS:
         hint = did_you_mean(name, ALL_FORMATS)
         raise ConfigError(field, f"expected one of {', '.join(ALL_FORMATS)}{or_else}, got {value!r:.120}{hint}")
@@ -177,7 +202,11 @@ def _known_parts(value: Mapping[str, Any]) -> dict[str, str]:
         if name not in known:
             hint = did_you_mean(name, known)
             raise ConfigError(f"quantization.{name}", f"unknown part, expected {', '.join(known)}{hint}")
-    return {name: str(format).lower() for name, format in value.items()}
+    return {name: _usual_name(str(format)) for name, format in value.items()}
+
+
+def _usual_name(format: str) -> str:
+    return _OTHER_NAMES.get(format.lower(), format.lower())
 
 
 def _from_fastdeploy(value: Mapping[str, Any]) -> QuantizationConfig:

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from fastdeploy.config.foreign_formats import find_quantization, with_quantization_file
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.refused_methods import REFUSED_METHODS
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.weight_source import SafetensorsSource
@@ -52,9 +55,16 @@ def folder_with(tmp_path: Path, files: list[str], **config: Any) -> Path:
         (["rank_0/"], "sharded for tensor parallelism (rank_0/)"),
         (["adapter_config.json", "adapter_model.safetensors"], "is a LoRA adapter (adapter_config.json)"),
         (["lora_config.json", "lora_model_state.pdparams"], "is a LoRA adapter (lora_config.json)"),
-        (["quantize_config.json"], "is quantized with GPTQ (quantize_config.json)"),
-        (["quant_config.json"], "is quantized with AWQ (quant_config.json)"),
-        (["hf_quant_config.json"], "is quantized with ModelOpt (hf_quant_config.json)"),
+        (
+            ["hf_quant_config.json"],
+            "is quantized with ModelOpt (hf_quant_config.json), which is not supported; use plain weights with "
+            "--quantization w8a8",
+        ),
+        (
+            ["quant_model_description.json"],
+            "is quantized with msmodelslim (quant_model_description.json), which is not supported; use plain weights",
+        ),
+        (["quant_model_description_w8a8_dynamic.json"], "is quantized with msmodelslim"),
         (["a.safetensors", "b.safetensors"], "contains 2 safetensors files but no model.safetensors.index.json"),
         ([], "contains no *.safetensors"),
     ],
@@ -71,14 +81,9 @@ def test_files_of_unsupported_formats_are_refused(tmp_path: Path, files: list[st
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "config_groups: expected a scheme"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "config_groups: expected a scheme"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized with 'bitsandbytes'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8'"),
         ({"quantization_config": {"quant_method": "gguf"}}, "quantized with 'gguf'"),
         ({"quantization_config": {"quant_method": "brand-new"}}, "quantized with 'brand-new'"),
         ({"quantization_config": {"quantization": "wint2"}}, "quantized with 'wint2'"),
-        (
-            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-            "quantized with 'fp8' (a scale per block of [128, 128]) are not supported; expected plain weights",
-        ),
         (
             {"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}},
             "compressed-tensors of format 'nvfp4-pack-quantized' is not supported; expected plain weights",
@@ -105,6 +110,95 @@ def test_files_of_unsupported_formats_are_refused(tmp_path: Path, files: list[st
 )
 def test_unsupported_configurations_are_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     assert message in refusal(folder_with(tmp_path, ["model.safetensors"], **config))
+
+
+INSTEAD_OF = {
+    "ascend": "plain weights with --quantization w8a8",
+    "bitnet": "a GGUF file of type TQ1_0 or TQ2_0",
+    "bitsandbytes": "plain weights with --quantization wint8 or wint4",
+    "fbgemm_fp8": "plain weights with --quantization w8a8, or FP8 with a scale per block or output",
+    "modelopt": "plain weights with --quantization w8a8, or FP8 with a scale per block or output",
+    "mxfp4": "a GGUF file of type MXFP4, or plain weights with --quantization wint4",
+    "quanto": "plain weights with --quantization wint8 or wint4",
+    "torchao": "plain weights with --quantization wint8 or wint4",
+    **{method: "plain weights with --quantization wint8 or w8a8" for method in ("eetq", "experts_int8")},
+    **{
+        method: "plain weights with --quantization wint4 or w4a8, or weights in AWQ, GPTQ or GGUF"
+        for method in ("aqlm", "exl2", "exl3", "higgs", "hqq", "modelopt_fp4", "nvfp4", "sinq", "spqr", "vptq")
+    },
+}
+
+
+@pytest.mark.parametrize("method", REFUSED_METHODS)
+def test_every_other_method_is_refused_by_its_name_as_config_json_and_as_a_flag(method: str, tmp_path: Path) -> None:
+    instead = f"'{method}' are not supported; use {INSTEAD_OF.get(method, REFUSED_METHODS[method])}"
+    folder = folder_with(tmp_path, ["model.safetensors"], quantization_config={"quant_method": method})
+    assert f"{folder}/config.json: checkpoints quantized with {instead}" in refusal(folder)
+    with pytest.raises(ConfigError, match=f"^quantization: '{method}' is not supported; use ") as caught:
+        QuantizationConfig.from_value(method)
+    assert str(caught.value).endswith(REFUSED_METHODS[method])
+    assert set(INSTEAD_OF) <= set(REFUSED_METHODS)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"load_in_8bit": True}, "'bitsandbytes' are not supported; use plain weights with --quantization wint8"),
+        ({"_load_in_4bit": True, "load_in_4bit": True, "quant_method": "bitsandbytes"}, "'bitsandbytes' are not"),
+        ({"quant_method": "intel/auto-round"}, "'intel/auto-round' are not supported; use plain weights, which"),
+        ({"quantization": "wint4", "is_quantized": True}, "'wint4' (offline by FastDeploy: is_quantized) are not"),
+        ({"quantization": "block_wise_fp8"}, "'block_wise_fp8' are not supported; use plain weights, which"),
+    ],
+)
+def test_methods_are_told_by_other_keys_too(quantization: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert message in refusal(folder_with(tmp_path, ["model.safetensors"], quantization_config=quantization))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("quantize_config.json", {"bits": 4}, {"quant_method": "gptq", "bits": 4}),
+        ("quantize_config.json", {"quant_method": "x", "bits": 4}, {"quant_method": "x", "bits": 4}),
+        (
+            "quant_config.json",
+            {"w_bit": 4, "q_group_size": 128, "version": "GEMM"},
+            {"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "version": "GEMM"},
+        ),
+        (
+            "quantize_config.json",
+            {"w_bit": 4, "zero_point": True},
+            {"quant_method": "awq", "w_bit": 4, "zero_point": True},
+        ),
+        ("quant_config.json", {}, None),
+    ],
+)
+def test_older_files_say_what_quantization_config_would(
+    file: str, content: dict[str, Any], expected: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(json.dumps(content))
+    assert find_quantization(with_quantization_file({"x": 1}, tmp_path)) == expected
+    own = {"quantization_config": {"quant_method": "fp8"}}
+    assert with_quantization_file(own, tmp_path) == own
+    (tmp_path / file).write_text("{")
+    with pytest.raises(ConfigError, match=file):
+        with_quantization_file({}, tmp_path)
+
+
+def test_an_older_file_is_named_and_does_not_refuse_a_folder(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "qwen3", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "quant_config.json").write_text("{}")
+    load_model(ModelConfig.from_pretrained(tmp_path), max_rows=64, max_model_len=MAX_MODEL_LEN)
+    (tmp_path / "quantize_config.json").write_text('{"quant_method": "hqq"}')
+    assert f"{tmp_path}/quantize_config.json: checkpoints quantized with 'hqq' are" in refusal(tmp_path)
+
+
+def test_an_older_file_tells_how_weights_are_read(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "fp8" / "qwen3", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "quantize_config.json").write_text(json.dumps(config.pop("quantization_config")))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(ModelConfig.from_pretrained(tmp_path), max_rows=64, max_model_len=MAX_MODEL_LEN)
+    assert model.config.quantization_method == "fp8"
 
 
 LATENT = "needs latent attention, which is not supported yet (supported: "

@@ -174,7 +174,7 @@ def _quantization_of(drafting: DraftingModelConfig, config: EngineConfig) -> Qua
     if requested is not None:
         formats = QuantizationConfig.from_value(requested)
         if drafting.path in (None, model.path):
-            model.check_has_codes(formats)
+            formats = model.checked_formats(formats)
         return formats.for_model(model.has_experts)
     if drafting.method == "mtp":
         return model.weight_formats(config.quantization).for_mtp_layers(model.dtype)
