@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy.config.weight_files import StoredTensor, read_headers, unused_tensors
+from fastdeploy.config.weight_files import StoredTensor, is_activation_scale, read_headers, unused_tensors
 
 HEAD = "lm_head.weight"
 _CODED_HEADS = ("lm_head.qweight", "lm_head.weight_packed")  # of AWQ and GPTQ, of compressed-tensors
@@ -32,7 +32,12 @@ class StoredWeights:
 
     @property
     def dtype(self) -> str:
-        """Return the dtype of the first tensor of floats, as transformers takes it; float32 if there is none."""
+        """Return the dtype of the first tensor of floats, as transformers takes it; float32 if there is none.
+
+        Weights in FP8 are widened to bfloat16.
+        """
+        if any(tensor.dtype == "F8_E4M3" for tensor in self._headers.values()):
+            return "bfloat16"
         found = (_DTYPES[tensor.dtype] for tensor in self._headers.values() if tensor.dtype in _DTYPES)
         return next(found, "float32")
 
@@ -46,10 +51,16 @@ class StoredWeights:
         return None if head is None or embedding is None or have_equal_values(head, embedding) else head
 
     def notes(self, num_layers: int) -> Iterator[str]:
-        """Yield a line about tensors that are not used, if there are any."""
+        """Yield a line about each kind of tensors that are not used, if there are any."""
+        if scales := [name for name in self._headers if is_activation_scale(name)]:
+            what = "static scales of activations or of cached keys and values are not used"
+            yield f"{self._directory}: {len(scales)} {what}: {_shown(scales)}"
         if unused := unused_tensors(self._headers, num_layers):
-            shown = ", ".join(unused[:_NUM_SHOWN]) + (", ..." if len(unused) > _NUM_SHOWN else "")
-            yield f"{self._directory}: {len(unused)} tensors are not used: {shown:.400}"
+            yield f"{self._directory}: {len(unused)} tensors are not used: {_shown(unused)}"
+
+
+def _shown(names: list[str]) -> str:
+    return f"{', '.join(names[:_NUM_SHOWN]) + (', ...' if len(names) > _NUM_SHOWN else ''):.400}"
 
 
 def _elements(tensor: StoredTensor) -> NDArray[Any]:

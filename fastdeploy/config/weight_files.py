@@ -38,6 +38,7 @@ _BUFFER = re.compile(
     r"(?:.*\.)?(?:rotary_emb\.(?:(?:original_)?inv_freq|cos_cached|sin_cached)"
     r"|position_ids|attention_mask|causal_mask|masked_bias)"
 )
+_ACTIVATION_SCALE = re.compile(r".*[._](?:input|output|activation|[qkv])_(?:(?:global_)?scale|zero_point)")
 _LAYER = re.compile(r"\w+\.layers\.(\d{1,6})\.(eh_proj\.weight)?")
 
 
@@ -72,6 +73,11 @@ def usual_name(name: str) -> str:
 def is_buffer(name: str) -> bool:
     """Return whether a tensor holds what follows from config.json or the request, and is never read from a file."""
     return _BUFFER.fullmatch(name) is not None
+
+
+def is_activation_scale(name: str) -> bool:
+    """Return whether a tensor is a static scale or zero point of activations or cached keys and values, never read."""
+    return _ACTIVATION_SCALE.fullmatch(name) is not None
 
 
 def unused_tensors(names: Collection[str], num_layers: int) -> list[str]:

@@ -11,11 +11,15 @@ from typing import Any
 from fastdeploy.config.context_limit import ContextLength, ContextLimit
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.engine.memory_plan import MemoryPlan
+from fastdeploy.engine.weight_memory import weight_bytes
 from fastdeploy.models.weight_report import summarize, weight_fates
 from fastdeploy.models.weight_source import digest_weight_files
 from fastdeploy.ops.registry import is_exact, reference_names, selected_backend
+
+_EIGHT_BITS = "wint8"  # the format of eight bits whose values are nearest to those of the weights
 
 
 def make_fingerprint(config: EngineConfig, model_config: ModelConfig, key_balance: str, forms: str) -> dict[str, Any]:
@@ -101,11 +105,15 @@ def context_notes(
 
 
 def weight_notes(config: EngineConfig, model_config: ModelConfig) -> list[str]:
-    """Return a line that says what became of weights that are stored as codes."""
-    if not model_config.own_codes or model_config.packed is not None or config.load_choices == "dummy":
+    """Return a line that says what became of weights that are stored as codes, and of a format that takes less."""
+    if not model_config.has_codes or config.load_choices == "dummy":
         return []
-    fates = weight_fates(model_config, model_config.weight_formats(config.quantization))
-    return [f"weights of {Path(model_config.name).name}: {summarize(fates)}"]
+    formats = model_config.weight_formats(config.quantization)
+    note = f"weights of {Path(model_config.name).name}: {summarize(weight_fates(model_config, formats))}"
+    if model_config.own_codes or not formats.is_none:
+        return [note]
+    less = sum(weight_bytes(model_config, QuantizationConfig.from_value(_EIGHT_BITS)).values())
+    return [f"{note}; --quantization {_EIGHT_BITS} takes {less / 2**20:.1f} MiB in all"]
 
 
 def digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,11 +13,14 @@ from paddle import Tensor
 from fastdeploy.config.checkpoint_json import read_json_object
 from fastdeploy.config.coded.awq_config import METHOD as AWQ
 from fastdeploy.config.coded.compressed_tensors_config import METHOD as COMPRESSED_TENSORS
+from fastdeploy.config.coded.fp8_config import FP8
 from fastdeploy.config.coded.gptq_config import METHOD as GPTQ
+from fastdeploy.config.foreign_formats import find_quantization, quantization_method, with_quantization_file
 from fastdeploy.config.model_config import DType
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.coded.awq import find_awq
 from fastdeploy.models.coded.compressed_tensors import find_compressed_tensors
+from fastdeploy.models.coded.fp8 import find_fp8_modules
 from fastdeploy.models.coded.gptq import find_gptq
 from fastdeploy.models.weight_source import CODE_DTYPES, CheckpointFiles, Fidelity, SafetensorsSource, whole_matrix
 from fastdeploy.ops.coded_piece import Codes
@@ -69,6 +73,7 @@ METHODS: Mapping[str, FindModules] = {
     COMPRESSED_TENSORS: find_compressed_tensors,
     AWQ: find_awq,
     GPTQ: find_gptq,
+    FP8: find_fp8_modules,
 }
 """By the `quant_method` of config.json."""
 
@@ -99,6 +104,7 @@ class CodedSource:
                 "model", f"{files.where(stray)} is stored as {files.kind(stray)}, but belongs to no codes"
             )
         self._shapes |= {name: module.shape for name, module in modules.items()}
+        self._num_users = Counter(name for module in modules.values() for name in module.companions)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -117,8 +123,11 @@ class CodedSource:
         """Leave out tensors that belong to another part of the model."""
         for name in names:
             self._shapes.pop(name, None)
-            module = self._modules.pop(name, None)
-            self._files.leave_out([name] if module is None else module.companions)
+            if name in self._modules:
+                self._files.leave_out(self._last_used(name))
+                del self._modules[name]
+            else:
+                self._files.leave_out([name])
 
     def rename(self, name: str, new_name: str) -> None:
         """Give a tensor another name."""
@@ -150,13 +159,20 @@ class CodedSource:
         return self._files.pieces(name, dtype)
 
     def prepare(self, names: Sequence[str]) -> None:
-        """Check several tensors at once; weights that are stored as codes are checked when they are read."""
-        self._files.prepare([name for name in names if name not in self._modules])
+        """Check several tensors at once, those of codes included."""
+        stored = [self._modules[name].companions if name in self._modules else (name,) for name in names]
+        self._files.prepare(list(dict.fromkeys(name for companions in stored for name in companions)))
 
     def release(self, name: str) -> None:
         """Give back the pages of the mapped file."""
-        for stored in self._modules[name].companions if name in self._modules else (name,):
+        for stored in self._last_used(name) if name in self._modules else [name]:
             self._files.release(stored)
+
+    def _last_used(self, name: str) -> list[str]:
+        """Return the tensors of a weight that no further weight uses."""
+        companions = self._modules[name].companions
+        self._num_users.subtract(companions)
+        return [stored for stored in companions if not self._num_users[stored]]
 
 
 def open_safetensors(folder: Path, dtype: DType) -> CheckpointFiles:
@@ -165,11 +181,9 @@ def open_safetensors(folder: Path, dtype: DType) -> CheckpointFiles:
     Raises:
         ConfigError: there are no weights, a file is not valid, or config.json and the files contradict each other.
     """
-    config = read_json_object(folder / "config.json", "model") or {}
-    quantization = config.get("quantization_config") or config.get("compression_config")
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    find_modules = METHODS.get(str(method))
+    config = with_quantization_file(read_json_object(folder / "config.json", "model") or {}, folder)
+    find_modules = METHODS.get(quantization_method(config))
     if find_modules is None:
         return SafetensorsSource(folder)
     files = SafetensorsSource(folder, is_quantized=True)
-    return CodedSource(files, find_modules(quantization or {}, files), dtype)
+    return CodedSource(files, find_modules(find_quantization(config) or {}, files), dtype)

@@ -18,7 +18,7 @@ from fastdeploy.models.experts_part import ExpertsPart
 from fastdeploy.models.layer_parts import LayerParts
 from fastdeploy.models.paddle_layout import Stored, StoredSource
 from fastdeploy.models.weight_loader import LinearSpec
-from fastdeploy.models.weight_source import WeightSource
+from fastdeploy.models.weight_source import StoredTensors, WeightSource
 from fastdeploy.models.weights import check_shapes, expected_shapes
 
 
@@ -36,7 +36,7 @@ class StoredExpert(Stored):
 class FusedExpertsSource(StoredSource):
     """The tensors of a checkpoint with fused experts, by the names of each expert's weights."""
 
-    def __init__(self, source: WeightSource, config: ModelConfig, architecture: Architecture, layout: str) -> None:
+    def __init__(self, source: StoredTensors, config: ModelConfig, architecture: Architecture, layout: str) -> None:
         """Find the experts, without reading any.
 
         Args:

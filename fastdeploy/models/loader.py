@@ -21,7 +21,7 @@ from fastdeploy.models.packed_store import NoTensors, PackedReader, Progress
 from fastdeploy.models.paddle_layout import Layout, PaddleSource, find_layout, name_prefix, renamed
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_loader import Shapes, WeightLoader
-from fastdeploy.models.weight_source import DummySource, WeightSource
+from fastdeploy.models.weight_source import DummySource, StoredTensors, WeightSource
 from fastdeploy.models.weights import (
     DecoderWeights,
     check_quantization,
@@ -151,10 +151,10 @@ def open_source(
         return DummySource(expected_shapes(config, architecture), seed), ""
     if load_choices != "default_v1":
         raise ConfigError("load_choices", f"expected default_v1 or dummy, got '{load_choices}'")
-    return _open_checkpoint(config, architecture)
+    return open_checkpoint(config, architecture)
 
 
-def _open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[WeightSource, str]:
+def open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[StoredTensors, str]:
     """Return the checkpoint's tensors in torch layout, and how the layout of the files was determined."""
     source = open_files(Path(config.path), config.dtype)
     source.leave_out(unused_tensors(source.shapes, config.num_layers))

@@ -212,7 +212,7 @@ def _loader(source: WeightSource, config: ModelConfig, quantization: Quantizatio
 def forms_without_copies(files: MTPSource, config: ModelConfig, architecture: Architecture) -> list[MTPForm]:
     """Return the layers' forms, which use the target's embedding, norm and head where the files only repeat these.
 
-    Releases of GLM-4.5 repeat both, which would take two gigabytes for Air.
+    They are compared in the model's dtype. Releases of GLM-4.5 repeat both, which would take two gigabytes for Air.
     """
     if config.packed is not None or not any(form.embedding or form.final_norm or form.head for form in files.forms):
         return files.forms
@@ -222,12 +222,10 @@ def forms_without_copies(files: MTPSource, config: ModelConfig, architecture: Ar
 
     @cache
     def repeats(name: str, of_target: str) -> bool:
-        ours, theirs = files.read(name), target.read(of_target)
-        starts = range(0, ours.shape[0], _ROWS_COMPARED)
-        is_equal = ours.dtype == theirs.dtype and all(
-            np.array_equal(*(tensor[begin : begin + _ROWS_COMPARED].numpy() for tensor in (ours, theirs)))
-            for begin in starts
-        )
+        both = files.read(name), target.read(of_target)
+        starts = range(0, both[0].shape[0], _ROWS_COMPARED)
+        cuts = (slice(begin, begin + _ROWS_COMPARED) for begin in starts)
+        is_equal = all(np.array_equal(*(part[cut].astype(config.dtype).numpy() for part in both)) for cut in cuts)
         if is_equal:
             files.release(name)
         return is_equal

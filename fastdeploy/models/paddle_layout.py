@@ -15,7 +15,14 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.layer_parts import LayerParts
 from fastdeploy.models.weight_loader import LinearKind, LinearSpec, Shapes
-from fastdeploy.models.weight_source import ROUTER_WEIGHT, CheckpointFiles, WeightSource, whole_matrix
+from fastdeploy.models.weight_source import (
+    ROUTER_WEIGHT,
+    CheckpointFiles,
+    Fidelity,
+    StoredTensors,
+    WeightSource,
+    whole_matrix,
+)
 from fastdeploy.models.weights import check_shapes, expected_shapes
 from fastdeploy.ops.coded_piece import Codes
 from fastdeploy.ops.linear import WeightPiece
@@ -70,7 +77,7 @@ class Stored:
 class StoredSource:
     """Tensors by their names and shapes in torch layout, wherever the files store them."""
 
-    def __init__(self, source: WeightSource, shapes: Shapes, stored: dict[str, Stored]) -> None:
+    def __init__(self, source: StoredTensors, shapes: Shapes, stored: dict[str, Stored]) -> None:
         """Store where the tensors are in the files.
 
         Args:
@@ -101,6 +108,14 @@ class StoredSource:
         stored = self._stored[name]
         return stored.pieces(self._source, dtype) if stored.is_linear else whole_matrix(self.read(name).astype(dtype))
 
+    def kind(self, name: str) -> str:
+        """Return the name of the type in which a tensor is stored."""
+        return self._source.kind(self._stored[name].name)
+
+    def fidelity(self, name: str) -> Fidelity:
+        """Return what becomes of a weight that is read as codes."""
+        return self._source.fidelity(self._stored[name].name)
+
     def form(self, name: str) -> QuantizedForm | None:
         """Return the form that keeps the codes of a weight, which files have only of whole matrices [out, in]."""
         stored = self._stored[name]
@@ -125,7 +140,7 @@ class StoredSource:
 class PaddleSource(StoredSource):
     """The tensors of a Paddle checkpoint by their names and shapes in torch layout."""
 
-    def __init__(self, source: WeightSource, config: ModelConfig, architecture: Architecture, layout: str) -> None:
+    def __init__(self, source: StoredTensors, config: ModelConfig, architecture: Architecture, layout: str) -> None:
         """Find how the files name and fuse the tensors, without reading any.
 
         Args:

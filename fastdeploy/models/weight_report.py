@@ -7,17 +7,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.experts_part import ExpertsPart, weight_names
-from fastdeploy.models.files import open_files
+from fastdeploy.models.loader import open_checkpoint
 from fastdeploy.models.own_codes import Form, keeps_codes, packed_form, table_format
 from fastdeploy.models.registry import find_architecture
-from fastdeploy.models.weight_source import CheckpointFiles
+from fastdeploy.models.weight_source import StoredTensors
+from fastdeploy.models.weights import check_shapes, expected_shapes
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm
+from fastdeploy.ops.registry import selected_backend
 
 _VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 _MEANINGS = {
@@ -50,14 +51,17 @@ class WeightFate:
 
 
 def weight_fates(config: ModelConfig, formats: QuantizationConfig) -> list[WeightFate]:
-    """Return what becomes of each matrix of a GGUF file's decoder, from its headers alone.
+    """Return what becomes of each matrix of a checkpoint's decoder, from the headers of its files alone.
 
     A head that is tied to the embedding is there if it does not share its memory.
 
     Args:
         formats: from `ModelConfig.weight_formats`.
     """
-    source, architecture = open_files(Path(config.path), config.dtype), find_architecture(config)
+    architecture = find_architecture(config)
+    with selected_backend().on_host():
+        source, layout = open_checkpoint(config, architecture)
+        check_shapes(source.shapes, expected_shapes(config, architecture), config, architecture, layout)
 
     def fates(names: list[str], wanted: str, called: str = "") -> Iterator[WeightFate]:
         stored = [source.form(name) for name in names]
@@ -91,7 +95,7 @@ def _layers(
             yield spec.weight_names, formats.mlp
 
 
-def _what(source: CheckpointFiles, name: str, form: Form, keeps: bool) -> str:
+def _what(source: StoredTensors, name: str, form: Form, keeps: bool) -> str:
     fidelity = source.fidelity(name)
     if keeps:
         return fidelity

@@ -16,7 +16,7 @@ from paddle import Tensor
 from safetensors import SafetensorError, safe_open
 
 from fastdeploy.config.foreign_formats import refuse_quantized_tensors
-from fastdeploy.config.weight_files import find_weight_files, is_buffer, usual_name
+from fastdeploy.config.weight_files import find_weight_files, is_activation_scale, is_buffer, usual_name
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import find_not_finite, is_finite
 from fastdeploy.ops.coded_piece import Codes
@@ -74,12 +74,22 @@ class WithoutCodes:
         raise AssertionError(f"{name} has no codes")
 
 
-Fidelity = Literal["plain", "kept", "rounded", "converted"]
+Fidelity = Literal["plain", "kept", "rounded", "converted", "widened"]
 """What becomes of the values of a weight when it is read as codes: it has none; every value stays; every code stays,
-and scales and minimums are rounded to fp16; it gets new codes."""
+and scales and minimums are rounded to fp16; it gets new codes; it has codes for which there is no form."""
 
 
-class CheckpointFiles(WeightSource, Protocol):
+class StoredTensors(WeightSource, Protocol):
+    """Tensors that files hold."""
+
+    def kind(self, name: str) -> str:
+        """Return the name of the type in which a tensor is stored."""
+
+    def fidelity(self, name: str) -> Fidelity:
+        """Return what becomes of a weight that is read as codes."""
+
+
+class CheckpointFiles(StoredTensors, Protocol):
     """The tensors that the files of a checkpoint hold, of which some may belong to another part of the model.
 
     Attributes:
@@ -87,12 +97,6 @@ class CheckpointFiles(WeightSource, Protocol):
     """
 
     header_formats: set[str]
-
-    def kind(self, name: str) -> str:
-        """Return the name of the type in which a tensor is stored."""
-
-    def fidelity(self, name: str) -> Fidelity:
-        """Return what becomes of a weight that is read as codes."""
 
     def leave_out(self, names: Iterable[str]) -> None:
         """Leave out tensors that belong to another part of the model."""
@@ -194,13 +198,13 @@ class SafetensorsSource(WithoutCodes):
         Raises:
             ConfigError: one has a value that is not finite.
         """
-        wrong = find_not_finite({name: self._tensors[name] for name in names})
+        wrong = find_not_finite({name: self._tensors[name] for name in names if name in self._tensors})
         if wrong is not None:
             raise self._not_finite(wrong)
         self._checked.update(names)
 
     def _not_finite(self, name: str) -> ConfigError:
-        return ConfigError("model", f"{self._file_names[name]}: tensor {name} has values that are not finite")
+        return ConfigError("model", f"{self.where(name)} has values that are not finite")
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the whole matrix, without a copy if the file holds this dtype."""
@@ -222,7 +226,7 @@ class SafetensorsSource(WithoutCodes):
         self.header_formats.update(filter(None, [(file.metadata() or {}).get("format")]))
         for stored_name in names:
             name, header = usual_name(stored_name), file.get_slice(stored_name)
-            if is_buffer(name):
+            if is_buffer(name) or is_activation_scale(name):
                 continue
             readable = (*_READABLE_DTYPES, *CODE_DTYPES) if self._is_quantized else _READABLE_DTYPES
             if header.get_dtype() not in readable:

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy.models.finite import is_finite
+from fastdeploy.models.finite import find_not_finite, is_finite
 from tests.models.test_loader import Tensors, copy_of, load, refusal
 
 BITS = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.uint32}
@@ -33,6 +33,13 @@ def test_values_up_to_the_largest_are_finite_and_all_beyond_are_not(dtype: str) 
     for magnitude in (0, 1, largest - 1, largest, largest + 1, largest + 2, last):
         for bits in (magnitude, sign | magnitude):
             assert is_finite(tensor_of(np.array([bits], kind), dtype)) is (magnitude <= largest), hex(bits)
+
+
+def test_two_codes_of_fp8_are_not_finite_and_all_integers_are() -> None:
+    codes = [paddle.to_tensor(np.array([code], np.uint8)).view(paddle.float8_e4m3fn) for code in range(256)]
+    assert [code for code, tensor in enumerate(codes) if not is_finite(tensor)] == [0x7F, 0xFF]
+    assert find_not_finite({str(code): tensor for code, tensor in enumerate(codes)}) == "127"
+    assert is_finite(paddle.full([4], -1, "int32")) and find_not_finite({"x": paddle.full([4], 255, "uint8")}) is None
 
 
 def check_random_tensors(num_tensors: int, seed: int) -> None:
@@ -69,7 +76,7 @@ def test_a_checkpoint_with_such_a_value_is_refused_by_file_and_tensor(tmp_path: 
         tensors[name] = paddle.to_tensor(values).astype(tensors[name].dtype)
 
     assert refusal(copy_of("qwen2", tmp_path, spoil)) == (
-        f"model: model.safetensors: tensor {name} has values that are not finite"
+        f"model: {tmp_path}/model.safetensors: tensor {name} has values that are not finite"
     )
 
 

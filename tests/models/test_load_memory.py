@@ -25,6 +25,7 @@ SIZES = {"hidden_size": 512, "moe_intermediate_size": 512, "num_experts": 32, "n
 LOAD = """
 import sys
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.registry import selected_backend
 
@@ -34,7 +35,8 @@ def kib(name):
 config = ModelConfig.from_pretrained(sys.argv[1])
 selected_backend()
 before = kib("VmRSS")
-model = load_model(config, max_rows=16, max_model_len=64)
+formats = QuantizationConfig.from_value(sys.argv[2]) if sys.argv[2] else UNQUANTIZED
+model = load_model(config, max_rows=16, max_model_len=64, quantization=formats)
 print("ADDED", kib("VmHWM") - before, kib("VmRSS") - before, model.num_weight_bytes // 1024)
 """
 GGUF_METADATA: dict[str, Any] = {
@@ -77,11 +79,30 @@ def write_gguf(path: Path, vocab_size: int, width: int, table: str, layers: str)
     path.write_bytes(make_gguf(metadata, tensors))
 
 
-def added_by_loading(folder: Path) -> tuple[int, int, int]:
-    """Return the bytes by which memory grew at most and in the end, and those of the packed weights."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(folder)], check=True, capture_output=True, text=True, timeout=120
-    )
+def write_fp8_model(folder: Path) -> None:
+    """Write the checkpoint of `write_model` with linear layers in FP8."""
+    raw = json.loads((GOLDEN / "qwen3_moe" / "config.json").read_text()) | SIZES
+    raw["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(raw))
+    config = ModelConfig.from_pretrained(folder)
+    tensors = {}
+    for name, shape in expected_shapes(config, find_architecture(config)).items():
+        if name.endswith("_proj.weight"):
+            tensors[name] = paddle.full(list(shape), 0x38, "uint8").view(paddle.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = paddle.full([-(-size // 128) for size in shape], 0.01)
+        else:
+            tensors[name] = paddle.full(list(shape), 0.01, "bfloat16")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def added_by_loading(folder: Path, quantization: str = "") -> tuple[int, int, int]:
+    """Return the bytes by which memory grew at most and in the end, and those of the packed weights.
+
+    Args:
+        quantization: a format for all parts; those of the checkpoint if it is empty.
+    """
+    arguments = [sys.executable, "-c", LOAD, str(folder), quantization]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
     peak, kept, weights = (int(value) * 1024 for value in done.stdout.split("ADDED")[1].split())
     return peak, kept, weights
 
@@ -107,4 +128,15 @@ def test_a_gguf_file_is_loaded_with_the_packed_weights_and_the_pages_of_one_tens
     pages = num_bytes((vocab_size, 512), table)
     assert weights > pages
     assert peak < weights + pages + OTHERS_MIB * MIB
+    assert kept < weights + OTHERS_MIB * MIB
+
+
+@pytest.mark.parametrize(("quantization", "weights_mib"), [("none", 96), ("wint8", 48)])
+def test_fp8_is_loaded_with_the_packed_weights_and_less_than_a_layer_of_the_files_in_memory(
+    quantization: str, weights_mib: int, tmp_path: Path
+) -> None:
+    write_fp8_model(tmp_path)  # 48 MiB of codes in layers of 16
+    peak, kept, weights = added_by_loading(tmp_path, quantization)
+    assert weights > weights_mib * MIB
+    assert peak < weights + OTHERS_MIB * MIB
     assert kept < weights + OTHERS_MIB * MIB

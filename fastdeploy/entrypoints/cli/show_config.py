@@ -78,8 +78,8 @@ def with_known_model(args: ServeArgs) -> ServeArgs:
 
 
 def _describe_codes(model: ModelConfig, quantization: QuantizationConfig) -> list[str]:
-    """Return a line for each kind of weight of a GGUF file, its types, and what becomes of them."""
-    if not model.own_codes or model.packed is not None:
+    """Return a line for each kind of weight of a checkpoint with codes, its types, and what becomes of them."""
+    if not model.has_codes:
         return []
     from fastdeploy.models.weight_report import summarize, tabulate, weight_fates  # imports Paddle
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that compressed-tensors stores as integers: `pack-quantized` and `int-quantized`.
+"""Weights that compressed-tensors stores as integers, `pack-quantized` and `int-quantized`, and finds those in FP8.
 
 A weight is (code - zero point) * scale. Codes and zero points are integers from -8 or -128 on. Packed ones are stored
 plus 8 or 128 in words of 32 bits, the first in the lowest bits: codes along the inputs, zero points along the outputs.
@@ -24,6 +24,7 @@ from fastdeploy.config.coded.compressed_tensors_config import (
 )
 from fastdeploy.config.model_config import DType
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.coded.fp8 import Fp8Module
 from fastdeploy.models.coded.grouped_piece import (
     SCALE_KINDS,
     are_small_halves,
@@ -44,31 +45,41 @@ from fastdeploy.ops.registry import selected_backend
 
 _FLOAT_KINDS = ("F8_E4M3",)
 _WORD_BYTES = 4
-_OF_ACTIVATIONS = frozenset(
-    f"{of}_{what}" for of in ("input", "output", "q", "k", "v") for what in ("scale", "zero_point", "global_scale")
-)
-"""Ends of the names of tensors that are not read: inputs get scales of their own, and outputs are not quantized."""
 
 
-def find_compressed_tensors(quantization: Mapping[str, Any], files: SafetensorsSource) -> dict[str, IntegerModule]:
+def find_compressed_tensors(
+    quantization: Mapping[str, Any], files: SafetensorsSource
+) -> dict[str, IntegerModule | Fp8Module]:
     """Return the modules with codes by the names of their weights.
 
     Raises:
         ConfigError: config.json and the files contradict each other, or tensors are missing or of wrong shapes.
     """
     config = parse_compressed_tensors(quantization, f"{files.directory}/config.json: ")
-    files.leave_out([name for name in files.shapes if name.rpartition(".")[2] in _OF_ACTIVATIONS])
-    modules = dict[str, IntegerModule]()
+    modules = dict[str, IntegerModule | Fp8Module]()
     for name, parts in _coded_parts(files).items():
         scheme, first = config.scheme_of(name), f"{name}.{parts[0]}"
         if scheme is None or config.ignores(name):
             raise bad_tensor(files, first, "has codes, but config.json says that it is not quantized")
         if scheme.format not in ("", _format_of(name, files)):
             raise bad_tensor(files, first, f"is not {scheme.format}, as config.json says")
-        if scheme.is_float:
-            raise bad_tensor(files, first, "is in FP8 within compressed-tensors, which is not supported")
-        modules[f"{name}.weight"] = IntegerModule(name, parts, scheme, files)
+        modules[f"{name}.weight"] = (_float_module if scheme.is_float else IntegerModule)(name, parts, scheme, files)
     return modules
+
+
+def _float_module(name: str, parts: list[str], scheme: WeightScheme, files: SafetensorsSource) -> Fp8Module:
+    """Return a linear layer whose weight is stored in FP8 with a scale per output or per block.
+
+    Raises:
+        ConfigError: a tensor is missing, unexpected, or of a wrong type or shape.
+    """
+    weight, scale = f"{name}.weight", f"{name}.weight_scale"
+    for part in parts:
+        if part not in ("weight", "weight_scale"):
+            raise bad_tensor(files, f"{name}.{part}", "is unexpected beside a weight in FP8")
+    if files.shapes.get(weight) is None or files.kind(weight) not in _FLOAT_KINDS:
+        raise bad_tensor(files, f"{name}.{parts[0]}", f"is of a weight in FP8, but {weight} is no tensor of F8_E4M3")
+    return Fp8Module(files, weight, scale, scheme.block if scheme.strategy == "block" else None)
 
 
 def _coded_parts(files: SafetensorsSource) -> dict[str, list[str]]:
