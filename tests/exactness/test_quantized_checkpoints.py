@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -15,6 +17,7 @@ from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.models.packing import pack_checkpoint
+from tests.engine.hand_over import make_pair, run_moving
 from tests.exactness.engines import CHUNKS, NUM_DRAFTS, Texts, build, check_drafts, check_speculation, config, exists
 from tests.exactness.requests import run_all, run_alone
 from tests.exactness.test_experts import NUM_BLOCKS, make_requests
@@ -93,6 +96,19 @@ def test_a_packed_folder_has_the_texts_of_the_checkpoint(name: str, requested: s
     assert run_all(packed, requests) == plain
     check_drafts(packed, method, 3)
     assert packed.describe()["fingerprint"] == build(cfg).describe()["fingerprint"]
+
+
+@pytest.mark.parametrize("name", ["awq_gptq/gptq_int8_32_head", "compressed_tensors/qwen3_moe", "fp8/qwen3_per_output"])
+def test_a_text_is_handed_over_to_an_engine_with_a_copy_of_the_files(name: str, tmp_path: Path) -> None:
+    requests, plain = plain_texts(name, "", "auto")
+    copy = shutil.copytree(GOLDEN / name, tmp_path / "copy")
+    folders = iter([str(GOLDEN / name), str(copy)])
+    changed = change(name, "", "auto")
+    pair = make_pair(plain, "naive", "suffix", change=lambda cfg: replace(changed(cfg), model=next(folders)))
+    assert run_moving(pair, requests, random.Random(1)) == plain
+    assert pair.importing.num_imported_blocks > 0 and pair.importing.num_failed_blocks == {}
+    first, second = (engine.describe()["fingerprint"] for engine in (pair.first, pair.second))
+    assert first == second
 
 
 def test_texts_are_those_of_the_form_and_not_of_another_one() -> None:
