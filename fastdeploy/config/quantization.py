@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
@@ -179,18 +179,19 @@ def _part_names() -> list[str]:
     return [part.name for part in fields(QuantizationConfig) if part.name != "name"]
 
 
-def _known_format(field: str, value: Any, or_else: str = "") -> str:
+def _known_format(field: str, value: Any, or_else: str = "", known: Sequence[str] = ALL_FORMATS) -> str:
     """Return a format in small letters.
 
     Args:
         or_else: what else the message names as expected.
+        known: the formats that are valid.
     """
     name = _usual_name(value) if isinstance(value, str) else ""
     if name in REFUSED_METHODS:
         raise ConfigError(field, f"{value!r:.120} is not supported; use {REFUSED_METHODS[name]}")
-    if name not in ALL_FORMATS:
-        hint = did_you_mean(name, ALL_FORMATS)
-        raise ConfigError(field, f"expected one of {', '.join(ALL_FORMATS)}{or_else}, got {value!r:.120}{hint}")
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ConfigError(field, f"expected one of {', '.join(known)}{or_else}, got {value!r:.120}{hint}")
     return name
 
 
@@ -233,7 +234,7 @@ def _from_fastdeploy(value: Mapping[str, Any]) -> QuantizationConfig:
         if not isinstance(method, str):
             raise ConfigError(f"quantization.{_METHOD}", f"expected {MIXED} or a format, got {method!r:.120}")
         return QuantizationConfig.from_value(method)
-    dense, experts = (_known_format(f"quantization.{name}", keys.get(name)) for name in _MIXED_PARTS)
+    dense, experts = (_known_format(f"quantization.{name}", keys.get(name), known=FORMATS) for name in _MIXED_PARTS)
     return QuantizationConfig(attention=dense, mlp=dense, experts=experts, head=dense)
 
 
