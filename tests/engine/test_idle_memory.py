@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 from pathlib import Path
@@ -42,6 +43,7 @@ def resident_bytes() -> int:
 def start(folder: Path, **kwargs: Any) -> tuple[Engine, int]:
     """Return a new engine without prefix caching, and how much memory this process has more than before."""
     (folder / "config.json").write_text(json.dumps(MODEL))
+    gc.collect()  # engines that are not used any more, of which the collector alone frees the memory
     before = resident_bytes()
     arguments = {"model": str(folder), "load_choices": "dummy", "enable_prefix_caching": False, **kwargs}
     engine = Engine.from_config(engine_config_from_kwargs(arguments)[0])
