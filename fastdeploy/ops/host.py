@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fastdeploy.ops.missing_library import missing_library
 from fastdeploy.ops.text_batch import IntArray, TextBatch
 from fastdeploy.version import __version__
 
@@ -67,10 +68,7 @@ def load_library() -> ctypes.CDLL:
     """
     path = library_path()
     if not path.exists():
-        raise HostLibraryError(
-            f"host library: expected {path.name} in {path.parent}, got none; build it with `pip install -e .` "
-            "in a checkout (needs g++ and Python.h) or reinstall the package"
-        )
+        raise HostLibraryError(f"host library: {missing_library(path)}")
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

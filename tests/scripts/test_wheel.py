@@ -4,48 +4,26 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import urllib.request
 import venv
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("custom_ops", "fastdeploy", "setup.py", "pyproject.toml", "requirements.txt", "README.md", "LICENSE")
+from tests.scripts.package_copy import ENVIRONMENT, copy_sources, run, share_dependencies
+
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 5}'
-
-
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-
-
-def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command outside of the checkout, whose package it would import."""
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=folder, env=ENVIRONMENT, timeout=240
-    )
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment with the wheel, which finds the dependencies in the environment of the tests."""
     folder = tmp_path_factory.mktemp("wheel")
-    sources = folder / "sources"  # a copy, because what an earlier build left in build/lib would get into the wheel
-    sources.mkdir()
-    for name in SOURCES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, sources / name)
-    for library in (sources / "fastdeploy" / "ops").glob("*.so"):
-        library.unlink()
-    (sources / "build").mkdir()
-    (ROOT / "build" / "objects").mkdir(parents=True, exist_ok=True)
-    (sources / "build" / "objects").symlink_to(ROOT / "build" / "objects")
+    sources = copy_sources(folder / "sources")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
     built = run(folder, *pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", folder, sources)
     assert built.returncode == 0, built.stdout + built.stderr
@@ -55,8 +33,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     install = ("--python", binaries / "python", "install", "--no-deps", "--no-index", wheel)
     installed = run(folder, *pip, *install)
     assert installed.returncode == 0, installed.stdout + installed.stderr
-    [packages] = (folder / "env" / "lib").glob("python*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    share_dependencies(folder / "env", folder / "dependencies")
     return binaries
 
 

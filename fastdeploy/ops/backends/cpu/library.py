@@ -12,6 +12,7 @@ from typing import Any
 
 import paddle
 
+from fastdeploy.ops.missing_library import missing_library
 from fastdeploy.ops.registry import OperatorLibraryError
 from fastdeploy.version import __version__
 
@@ -33,10 +34,7 @@ def load_library() -> ctypes.CDLL:
     """
     path = library_path()
     if not path.exists():
-        raise OperatorLibraryError(
-            f"operator library: expected {path.name} in {path.parent}, got none; build it with `pip install -e .` "
-            "in a checkout (needs g++ and Python.h) or reinstall the package"
-        )
+        raise OperatorLibraryError(f"operator library: {missing_library(path)}")
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
