@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from fastdeploy.ipc.heartbeat import heartbeat_file
+from fastdeploy.version import __version__
 from tests.entrypoints.server_process import ServerProcess, mock_server, sample
 from tests.mock_engine import save_mock_model
 
@@ -93,12 +94,13 @@ class StreamInThread:
                     self.started.set()
 
 
-def test_start_up_shows_progress_a_summary_notes_and_one_ready_line(tmp_path: Path) -> None:
+def test_start_up_shows_the_model_a_summary_notes_and_one_ready_line(tmp_path: Path) -> None:
     with mock_server(tmp_path, "--enable-logprob") as server:
         assert server.stdout.count("Ready: http://127.0.0.1:") == 1
         assert "6400 tokens" in server.stdout and "speculation  off" in server.stdout
         assert "note: --enable-logprob True has no effect: log-probabilities are always available" in server.stdout
-        until(lambda: "weights 50%" in server.stderr, "progress is on stderr")
+        assert server.stdout.splitlines()[0] == f"FastDeploy {__version__}, loading {tmp_path}"
+        assert "weights" not in server.stderr, "progress is for terminals"
         assert server.get("/version").json()["version"]
 
 
@@ -179,12 +181,17 @@ def test_engine_that_dies_while_starting_gives_status_1_and_the_end_of_its_log(t
     assert "the mock engine cannot start" in server.stderr
 
 
+def accepts_connections(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_requests_get_503_while_the_model_loads(tmp_path: Path) -> None:
     port = socket.create_server(("127.0.0.1", 0)).getsockname()[1]
     server = ServerProcess([str(save_mock_model(tmp_path, load_s=6)), "--port", str(port)])
     try:
         server.url = f"http://127.0.0.1:{port}"
-        until(lambda: "weights 0%" in server.stderr, "loading has begun", 30)
+        until(lambda: accepts_connections(port), "the port is open before the model is loaded", 30)
         health = server.get("/health")
         assert (health.status_code, health.json()) == (503, {"status": "starting"})
         refused = server.post("/v1/completions", COMPLETION)

@@ -35,7 +35,7 @@ def text(model: str, **options: object) -> tuple[str, dict[str, object]]:
 def test_a_packed_folder_serves_the_same_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "new" / "demo-wint4"
     done = quantize("demo", str(folder), "--quantization", "wint4")
-    assert done.returncode == 0 and "packing weights 100%" in done.stderr
+    assert done.returncode == 0 and "packing" not in done.stderr, "progress is for terminals"
     assert done.stdout.startswith(f"{folder}: ") and "attention wint4, mlp wint4, head wint8" in done.stdout
     assert {"config.json", "tokenizer.json", "README.md"} <= {file.name for file in folder.iterdir()}
     (plain, of_plain), (packed, of_packed) = (

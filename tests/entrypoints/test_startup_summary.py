@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +16,9 @@ from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.entrypoints.openai.api_server import announce
-from fastdeploy.entrypoints.openai.startup_summary import summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, summary_lines
+from fastdeploy.version import __version__
+from tests.entrypoints.server_process import ROOT
 
 DESCRIPTION = {"model": "demo", "max_model_len": 2048, "cluster": {"group": "ab", "num_slots": 64, "bytes": 2**28}}
 
@@ -65,3 +72,45 @@ def test_a_start_shows_the_notes_of_flags_and_of_the_engine(capsys: pytest.Captu
         "  note: context 2048 of the model's 8192: the draft model",
         "Ready: http://localhost/v1 on /run/s (models 'a', 'b')",
     ]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "shown"),
+    [
+        (True, f"\rweights              [{'#' * 15}{'.' * 15}]  50%\rweights              [{'#' * 30}] 100%\n"),
+        (False, ""),
+    ],
+)
+def test_progress_is_shown_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool, shown: str
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    bar = ProgressBar()
+    for fraction in (0.5, 0.501, 1.0):
+        bar.show("weights", fraction)
+    assert capsys.readouterr().err == shown
+
+
+def test_the_first_line_is_printed_before_paddle_is_imported(tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    (tmp_path / "paddle.py").write_text(
+        "import os, time\n"
+        f"while not os.path.exists({str(release)!r}):\n    time.sleep(0.05)\n"
+        "raise ImportError('paddle is imported')\n"
+    )
+    paths = os.pathsep.join((str(tmp_path), str(ROOT)))
+    command = [sys.executable, "-m", "fastdeploy.entrypoints.openai.api_server", "--model", "demo", "--port", "0"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+    ) as server:
+        assert server.stdout is not None and server.stderr is not None
+        readable, _, _ = select.select([server.stdout], [], [], 60)
+        release.touch()
+        rest = server.stderr.read()
+        assert readable and server.stdout.read() == f"FastDeploy {__version__}, loading demo\n"
+    assert "paddle is imported" in rest, "the import was waiting"

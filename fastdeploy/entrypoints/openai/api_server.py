@@ -36,7 +36,7 @@ from fastdeploy.entrypoints.openai.lifecycle import (
 )
 from fastdeploy.entrypoints.openai.listener import listening, url
 from fastdeploy.entrypoints.openai.server import ApiServer
-from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, print_first_line, summary_lines
 from fastdeploy.entrypoints.openai.supervisor import Supervisor
 from fastdeploy.ipc.child import DEFAULT_FACTORY
 from fastdeploy.ipc.client import EngineClient
@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
         set_up_logging(env)
         arm(env.faults)
         raise_file_limit()
+        print_first_line(args.engine.model)  # before the engine's process imports Paddle
         return uvloop.run(_serve(args, env, factory))
     except (ConfigError, DeviceFailedError) as error:
         if env.debug:

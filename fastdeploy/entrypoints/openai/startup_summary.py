@@ -14,7 +14,7 @@ BAR_WIDTH = 30
 
 
 class ProgressBar:
-    """Shows progress on stderr: a progress bar on a terminal, otherwise a line per quarter."""
+    """Shows a progress bar on stderr if that is a terminal."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
@@ -23,19 +23,23 @@ class ProgressBar:
 
     def show(self, task: str, fraction: float) -> None:
         """Show that `fraction` of `task` is done."""
+        if not self._is_terminal:
+            return
         if task != self._task:
             self._task, self._last_shown = task, -1
-        mark = int(fraction * (100 if self._is_terminal else 4))
-        if mark == self._last_shown:
+        percent = int(fraction * 100)
+        if percent == self._last_shown:
             return
-        self._last_shown = mark
-        if self._is_terminal:
-            filled = round(fraction * BAR_WIDTH)
-            bar = "#" * filled + "." * (BAR_WIDTH - filled)
-            end = "\n" if fraction >= 1 else ""
-            print(f"\r{task:<20} [{bar}] {fraction:4.0%}", end=end, file=sys.stderr, flush=True)
-        else:
-            print(f"{task} {fraction:.0%}", file=sys.stderr, flush=True)
+        self._last_shown = percent
+        filled = round(fraction * BAR_WIDTH)
+        bar = "#" * filled + "." * (BAR_WIDTH - filled)
+        end = "\n" if fraction >= 1 else ""
+        print(f"\r{task:<20} [{bar}] {fraction:4.0%}", end=end, file=sys.stderr, flush=True)
+
+
+def print_first_line(model: str) -> None:
+    """Print that a start has begun, which takes seconds until there is more to say."""
+    print(f"FastDeploy {__version__}, loading {model}", flush=True)
 
 
 def summary_lines(
