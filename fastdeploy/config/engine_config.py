@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastdeploy.config.context_limit import ContextLength, ContextLimit
-from fastdeploy.config.flag import check_fields, choice, integer, integer_or_auto, number, switch, text
+from fastdeploy.config.flag import check_fields, choice, integer, integer_or_auto, mapping, number, switch, text
 from fastdeploy.config.gpu_config import GpuConfig
 from fastdeploy.config.model_config import KV_CACHE_DTYPES, ModelConfig
+from fastdeploy.config.overrides import CheckpointOverrides
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import AnySpeculativeConfig, NaiveConfig
 from fastdeploy.core.errors import ConfigError
@@ -27,6 +29,14 @@ _KV_CACHE_MEMORY_HELP = (
 _HALF = dict.fromkeys(("half", "float16"), "is not available; take bfloat16 or float32")
 _OTHER_BACKENDS = dict.fromkeys(
     ("xgrammar", "outlines", "lm-format-enforcer"), "is not available; take auto or guidance, which is llguidance"
+)
+_HF_OVERRIDES = mapping(
+    help="values instead of those of config.json, for RoPE and max_position_embeddings only, such as "
+    '\'{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}\'',
+)
+_GENERATION_OVERRIDES = mapping(
+    help="defaults of sampling parameters instead of those of generation_config.json, whether that is read or not, "
+    'such as \'{"temperature": 0.6, "max_new_tokens": 2048}\'; what a request gives comes first',
 )
 _SEEDS = (-(2**63), 2**64 - 1)
 
@@ -166,6 +176,8 @@ class EngineConfig:
     generation_config: Annotated[
         str, choice("auto", "none", aliases={"vllm": "none"}, help="none ignores generation_config.json")
     ] = "auto"
+    override_generation_config: Annotated[Mapping[str, Any] | None, _GENERATION_OVERRIDES] = None
+    hf_overrides: Annotated[Mapping[str, Any] | None, _HF_OVERRIDES] = None
     is_clustered: bool = False
     hands_over: bool = False
     model_folder: str = ""
@@ -177,6 +189,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        _ = self.overrides  # checks them
         if not re.fullmatch(r"cpu|gpu(:\d+)?", self.device):
             raise ConfigError("device", f"expected auto, cpu, gpu, or gpu:1 for the second GPU, got {self.device!r}")
         if self.device != "cpu":
@@ -188,6 +201,22 @@ class EngineConfig:
             raise ConfigError(
                 "max_num_batched_tokens", f"expected more than num_speculative_tokens {num_drafts}, got {num_tokens}"
             )
+
+    def read_model(self, folder: str, *, reads_weights: bool = True) -> ModelConfig:
+        """Read the checkpoint's JSON files as the flags say; see `ModelConfig.from_pretrained`."""
+        return ModelConfig.from_pretrained(
+            folder,
+            dtype=self.dtype,
+            generation_config=self.generation_config,
+            kv_cache_dtype=self.cache.dtype if reads_weights else "auto",  # only then the dtype is known
+            reads_weights=reads_weights,
+            overrides=self.overrides,
+        )
+
+    @property
+    def overrides(self) -> CheckpointOverrides:
+        """Return the values that replace those of the checkpoint's files."""
+        return CheckpointOverrides(self.hf_overrides or {}, self.override_generation_config or {})
 
     def choose_context(self, model: ModelConfig) -> ContextLimit:
         """Return the context, before what a draft model and the KV cache hold.

@@ -112,6 +112,11 @@ def text(expected: str = "a string", **keys: Any) -> Flag:
     return Flag("str", expected, lambda value: isinstance(value, str), **keys)
 
 
+def mapping(**keys: Any) -> Flag:
+    """Accept a mapping, on the command line as JSON."""
+    return Flag("json", "a mapping", lambda value: isinstance(value, Mapping), **keys)
+
+
 def strings(expected: str = "", is_valid: Callable[[str], bool] = bool, **keys: Any) -> Flag:
     """Accept a tuple of strings that are not empty, and that `is_valid` accepts."""
     text = "strings that are not empty" + (f", of {expected}" if expected else "")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -22,6 +23,7 @@ from fastdeploy.config.foreign_formats import (
     with_quantization_file,
 )
 from fastdeploy.config.generation_defaults import GenerationDefaults, parse_generation_defaults
+from fastdeploy.config.overrides import NO_OVERRIDES, CheckpointOverrides
 from fastdeploy.config.packed_checkpoint import AGAIN, HEADER_FILE, PackedHeader, read_packed_header
 from fastdeploy.config.quantization import GGUF, UNQUANTIZED, QuantizationConfig
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
@@ -39,8 +41,6 @@ _SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft", "demo/
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 _RUN_AS = {"float16": "bfloat16", "half": "bfloat16", "float64": "float32", "double": "float32", "float": "float32"}
-
-
 _LAYOUT_MARKS = ("paddlenlp_version", "transformers_version", "torch_dtype")  # PaddleNLP keeps the keys of others
 _ARCHITECTURE_ALIASES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 
@@ -200,6 +200,7 @@ class ModelConfig:
         generation_config: str = "auto",
         kv_cache_dtype: str = "auto",
         reads_weights: bool = True,
+        overrides: CheckpointOverrides = NO_OVERRIDES,
     ) -> ModelConfig:
         """Read config.json and generation_config.json of a checkpoint directory.
 
@@ -210,6 +211,7 @@ class ModelConfig:
             kv_cache_dtype: `auto` (the run's dtype) or `int8`, which needs dtype bfloat16.
             reads_weights: whether the files of weights are looked at, which tell the dtype if config.json does not, and
                 whether a tied head has values of its own; it takes NumPy.
+            overrides: values that replace those of the two files.
 
         Raises:
             ConfigError: a file is missing or unreadable, or an architecture or feature is not supported.
@@ -219,23 +221,21 @@ class ModelConfig:
         written = read_json_object(directory / "config.json", "model")
         if written is None:
             raise ConfigError("model", f"{directory} has no config.json")
-        raw = with_quantization_file(written, directory)
-        generation = None
-        if generation_config == "auto":
-            generation = read_json_object(directory / "generation_config.json", "model")
+        raw = overrides.apply_to_config(with_quantization_file(written, directory))
+        is_read = generation_config == "auto"
+        proposed = read_json_object(directory / "generation_config.json", "model") if is_read else None
+        generation = overrides.apply_to_generation(proposed or {})
         packed = read_packed_header(directory)
+        parse = partial(parse_model_config, raw, generation, path=str(directory), overrides=overrides)
         if packed is not None:
-            config = parse_model_config(raw, generation or {}, path=str(directory), dtype=packed.dtype)
-            config = _with_packed(config, packed, dtype)
+            config = _with_packed(parse(dtype=packed.dtype), packed, dtype)
         elif reads_weights:
             from fastdeploy.config.stored_weights import StoredWeights
 
             weights = StoredWeights(directory)
-            stored = weights.dtype
-            config = parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype, stored=stored)
-            config = _with_weights(config, weights)
+            config = _with_weights(parse(dtype=dtype, stored=weights.dtype), weights)
         else:
-            config = parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
+            config = parse(dtype=dtype)
         if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
             raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
         gguf = str(find_linked_gguf(directory) or "")
@@ -252,6 +252,7 @@ def parse_model_config(
     path: str = "",
     dtype: str = "auto",
     stored: str = "float32",
+    overrides: CheckpointOverrides = NO_OVERRIDES,
 ) -> ModelConfig:
     """Make a ModelConfig from the contents of config.json and generation_config.json.
 
@@ -259,11 +260,12 @@ def parse_model_config(
         path: directory of the files.
         dtype: as `from_pretrained` takes it.
         stored: dtype of the weights in their files, which counts if config.json names none.
+        overrides: what has been replaced in the two files.
 
     Raises:
         ConfigError: an architecture or feature is not supported, or a value is missing or not valid.
     """
-    with _errors_name_the_folder(path):
+    with overrides.errors_name_the_flag(), _errors_name_the_folder(path):
         return _parse(raw, generation, path, dtype, stored)
 
 

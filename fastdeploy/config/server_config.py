@@ -4,18 +4,22 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastdeploy.config.api_keys import EXPECTED_KEY, ApiKey, is_key
-from fastdeploy.config.flag import check_fields, choice, integer, number, strings, switch, text
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.config.flag import check_fields, choice, integer, mapping, number, strings, switch, text
+from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.core.json_types import check_json
 from fastdeploy.core.tool_formats import AUTO, TOOL_CALL_FORMATS
 
 MAX_WORKERS = 256
 MAX_TIMEOUT_S = 1e9
 _API_KEY_HELP = "key that clients must send; may be repeated"
 SPEC_DECODE_METRICS = ("none", "summary")
+OWN_TEMPLATE_FIELDS = ("messages", "add_generation_prompt", "chat_template", "tools")
+"""Fields of requests that are no further variables of the chat template."""
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -91,6 +95,13 @@ class ServerConfig:
         bool, switch(help="accept fields of bodies that the server does not know; each name is logged once")
     ] = False
     chat_template: Annotated[str, text(help="chat template, or its file (default: the tokenizer's)")] = ""
+    default_chat_template_kwargs: Annotated[
+        Mapping[str, Any] | None,
+        mapping(
+            help="further variables of the chat template, such as '{\"enable_thinking\": false}'; those that a request "
+            "gives in chat_template_kwargs come first",
+        ),
+    ] = None
     chat_template_content_format: Annotated[
         str,
         choice(
@@ -141,6 +152,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        _check_variables(self.default_chat_template_kwargs or {})
         if self.max_waiting_time < 0 and self.max_waiting_time != -1:
             raise ConfigError("max_waiting_time", f"expected seconds, or -1 for no limit, got {self.max_waiting_time}")
         if self.root_path and not self.root_path.startswith("/"):
@@ -151,6 +163,19 @@ class ServerConfig:
                 raise ConfigError("forwarded_allow_ips", f"expected addresses, networks, or *, got {name!r}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_certfile", "ssl_keyfile and ssl_certfile must be given together")
+
+
+def _check_variables(names: Mapping[str, Any]) -> None:
+    flag = "default_chat_template_kwargs"
+    try:
+        check_json(flag, names)
+    except InvalidRequestError as error:
+        raise ConfigError(flag, error.message) from None
+    for name in names:
+        if name in OWN_TEMPLATE_FIELDS:
+            raise ConfigError(f"{flag}.{name}", "is a field of requests, of which each has its own")
+        if not isinstance(name, str):
+            raise ConfigError(flag, f"expected names of variables, got {name!r}")
 
 
 def _is_network(name: str) -> bool:

@@ -256,12 +256,7 @@ def _read_model_files(config: EngineConfig) -> tuple[EngineSpec, DraftingModelCo
     if (num_seqs := config.scheduler.max_num_seqs) > backend.max_num_seqs:
         raise ConfigError("max_num_seqs", f"expected at most {backend.max_num_seqs} on this device, got {num_seqs}")
     path = config.model_folder or resolve_model_path(config.model, config.revision, gguf_file=config.gguf_file)
-    model_config = ModelConfig.from_pretrained(
-        path,
-        dtype=config.dtype,
-        generation_config=config.generation_config,
-        kv_cache_dtype=config.cache.dtype,
-    )
+    model_config = config.read_model(path)
     for note in model_config.notes:
         logger.warning("%s", note)
     check_device(model_config)

@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from fastdeploy.config.args import engine_config_from_kwargs
 from fastdeploy.config.env import read_env
-from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import InvalidRequestError, device_errors
 from fastdeploy.core.faults import arm
 from fastdeploy.core.json_types import shorten, to_list
@@ -87,7 +86,7 @@ class LLM:
         max_model_len, model_context = self.engine.max_model_len, self.engine.describe()["model_context"]
         self._limits = RequestLimits(max_model_len, self.engine.vocab_size, config.max_logprob_entries, model_context)
         self._max_logprobs = config.max_logprobs
-        self._defaults = _generation_defaults(folder, config.generation_config)
+        self._defaults = config.read_model(folder, reads_weights=False).generation.sampling_values()
         self._chat_template = chat_template
         self._reasoning = REASONING_FORMATS.get(config.reasoning_parser)
         self._ids = count()
@@ -285,10 +284,3 @@ def _advance(bar: tqdm[Any], num_tokens: int) -> None:
     if elapsed_s := bar.format_dict["elapsed"]:
         bar.set_postfix_str(f"{num_tokens / elapsed_s:.1f} output tokens/s", refresh=False)
     bar.update()
-
-
-def _generation_defaults(path: str, generation_config: str) -> dict[str, Any]:
-    """Return the sampling parameters of generation_config.json."""
-    if generation_config == "none":
-        return {}
-    return ModelConfig.from_pretrained(path, reads_weights=False).generation.sampling_values()

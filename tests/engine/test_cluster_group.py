@@ -90,6 +90,7 @@ def test_other_weights_form_another_group(tmp_path: Path, plain: dict[str, Any])
     "changes",
     [
         {"dtype": "float32"},
+        {"hf_overrides": {"rope_theta": 2e5}},
         {"max_model_len": 128},
         {"logprobs_mode": "processed_logprobs"},
         {"reasoning_parser": "qwen3"},

@@ -150,6 +150,16 @@ def test_chat_template_kwargs_reach_the_template(chats: ServerProcess, folder: P
     assert prompt_of(chats, folder, body) == "hi 1 d"
 
 
+def test_variables_of_the_server_stand_under_those_of_the_request(tmp_path: Path) -> None:
+    folder, kwargs = tmp_path / "model", '{"a": 1, "b": {"c": "d"}, "reasoning_effort": "low"}'
+    template = "{{ messages[0].content }} {{ a }} {{ b.c }} {{ reasoning_effort }}"
+    with chat_server(folder, "--default-chat-template-kwargs", kwargs, script=False) as server:
+        body = {"messages": [HI], "chat_template": template}
+        assert prompt_of(server, folder, body) == "hi 1 d low"
+        given = {"chat_template_kwargs": {"a": 2}, "reasoning_effort": "high"}
+        assert prompt_of(server, folder, body | given) == "hi 2 d high"
+
+
 @pytest.mark.parametrize(
     ("change", "param", "message"),
     [

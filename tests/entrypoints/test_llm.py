@@ -383,3 +383,14 @@ def test_fault_points_are_armed_by_the_environment(monkeypatch: pytest.MonkeyPat
         assert len(complete(llm, max_tokens=4).token_ids) == 4
     finally:
         arm(())
+
+
+def test_flags_replace_values_of_the_checkpoints_files(llm: LLM) -> None:
+    other = LLM("demo", hf_overrides={"rope_theta": 50.0}, override_generation_config={"max_new_tokens": 3, "top_k": 1})
+    params = other.get_default_sampling_params()
+    assert (params.max_tokens, params.top_k) == (3, 1)
+    greedy = SamplingParams(temperature=0, max_tokens=12)
+    texts = [model.generate(PROMPT, greedy)[0].outputs[0].text for model in (llm, other)]
+    assert texts[0] != texts[1] and len(other.generate(PROMPT)[0].outputs[0].token_ids) == 3
+    fingerprints = [model.engine.describe()["fingerprint"]["checkpoint"] for model in (llm, other)]
+    assert fingerprints[0] != fingerprints[1]

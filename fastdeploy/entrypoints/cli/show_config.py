@@ -62,7 +62,7 @@ def with_known_model(args: ServeArgs) -> ServeArgs:
         path = find_local_model(engine.model, gguf_file=engine.gguf_file)
         if path is None:
             raise ConfigError("model", f"{engine.model} is not downloaded here")
-        model = ModelConfig.from_pretrained(folder_of(path), dtype=engine.dtype, generation_config="none")
+        model = engine.read_model(str(folder_of(path)))
     except ConfigError as error:
         note = f"max_model_len was not compared with the model's limit: {error.message}"
         return replace(args, notes=(*args.notes, note))

@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 
 from fastdeploy.config.args import ServeArgs, parse_serve_args
 from fastdeploy.config.env import Env, read_env
-from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, DeviceFailedError, EngineDeadError, error_lines
 from fastdeploy.core.faults import arm
@@ -214,7 +213,7 @@ async def _drain_node(agent: AgentChild | None, own_clients: Coroutine[Any, Any,
 def announce(server: ApiServer, args: ServeArgs, address: str) -> None:
     """Print the summary of the configuration, and the ready line with the server's address."""
     description = server.description()
-    notes = [*args.notes, *description.get("notes", ()), *_sampling_note(server.defaults)]
+    notes = [*args.notes, *description.get("notes", ()), *_sampling_note(server)]
     tool_calls = server.tool_parser.description
     print("\n".join(summary_lines(description, notes, args.cluster, tool_calls)), flush=True)
     place = f" on {args.server.uds}" if args.server.uds else ""
@@ -231,10 +230,16 @@ def print_engine_death(client: EngineClient) -> int:
     return 1
 
 
-def _sampling_note(defaults: GenerationDefaults) -> list[str]:
-    """Return a note about the sampling parameters whose defaults come from the model's generation_config.json."""
-    values = ", ".join(f"{name} {value}" for name, value in defaults.sampling_values().items())
-    return [f"generation_config.json sets {values} by default (--generation-config none ignores it)"] if values else []
+def _sampling_note(server: ApiServer) -> list[str]:
+    """Return a note about the sampling parameters whose defaults come from generation_config.json, or replace these."""
+    values = ", ".join(f"{name} {value}" for name, value in server.defaults.sampling_values().items())
+    config = server.engine_config
+    sources = [
+        *(["generation_config.json"] if config.generation_config == "auto" else []),
+        *(["--override-generation-config"] if config.override_generation_config else []),
+    ]
+    hint = "" if config.generation_config == "none" else " (--generation-config none ignores the file)"
+    return [f"defaults of requests, by {' and '.join(sources)}: {values}{hint}"] if values else []
 
 
 def serve_metrics(config: ServerConfig, registry: CollectorRegistry) -> None:

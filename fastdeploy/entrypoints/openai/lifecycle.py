@@ -63,11 +63,7 @@ def find_model(args: ServeArgs) -> ServeArgs:
 
 
 def _read_config(args: ServeArgs) -> ModelConfig:
-    engine = args.engine
-    generation_config = "none" if engine.generation_config == "none" else "auto"
-    return ModelConfig.from_pretrained(
-        engine.model_folder, dtype=engine.dtype, generation_config=generation_config, reads_weights=False
-    )
+    return args.engine.read_model(args.engine.model_folder, reads_weights=False)
 
 
 def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_folder: str = "") -> ApiServer:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from fastdeploy.config.server_config import OWN_TEMPLATE_FIELDS
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import check_json, shorten
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningState
@@ -22,7 +23,6 @@ from fastdeploy.entrypoints.openai.tools_as_text import tools_as_text
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NO_REASONING = {"enable_thinking": False, "thinking": False}  # variables that templates read
-OWN_FIELDS = ("messages", "add_generation_prompt", "chat_template", "tools")
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "reasoning_effort", "continue_final_message")
 NUM_TAIL_TOKENS = 16  # of a prompt of token ids, which are decoded to find a reasoning marker at the end
 
@@ -87,7 +87,7 @@ def render_prompt(
         body.add_generation_prompt if body.add_generation_prompt is not None else not continues,
         continues,
         (tools or None) if use.tool_parser.shows_tools else None,
-        _template_variables(body),
+        {**(server.config.default_chat_template_kwargs or {}), **_template_variables(body)},
         tools_as_text(use.tool_parser, tools),
         server.config.chat_template_content_format,
     )
@@ -155,14 +155,14 @@ def _check_continued(body: ChatCompletionRequest, messages: list[dict[str, Any]]
 
 
 def _template_variables(body: ChatCompletionRequest) -> dict[str, Any]:
-    """Return the further variables of the template.
+    """Return the further variables of the template that a request gives.
 
     Raises:
         InvalidRequestError: a name is a field of its own, or contradicts `reasoning_effort`.
     """
     names = dict(body.chat_template_kwargs or {})
     check_json("chat_template_kwargs", names, MAX_JSON_LENGTH)
-    for name in OWN_FIELDS:
+    for name in OWN_TEMPLATE_FIELDS:
         if name in names:
             raise InvalidRequestError("chat_template_kwargs", f"{name!r} is a field of its own")
     effort = body.reasoning_effort
