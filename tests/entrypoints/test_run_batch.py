@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastdeploy.entrypoints.cli.run_batch import read_requests
+from fastdeploy.entrypoints.cli.run_batch import _commonest_error, read_requests
 from tests.entrypoints.server_process import ServerProcess, mock_server
 from tests.entrypoints.test_cli import run
 from tests.entrypoints.test_openai_client import CHAT_PROMPT, MESSAGES, PROMPT, engine_text
@@ -58,8 +59,10 @@ def test_answers_keep_order_and_ids_and_an_invalid_request_does_not_end_the_run(
         line("message", url="/v1/messages", body={**GREEDY, "messages": MESSAGES}),
     )
     done = run("run-batch", *flags, "--url", server.url, "--concurrency", "3")
-    assert done.returncode == 0, "the file is written"
-    assert done.stderr.splitlines()[-1].startswith("5 of 10 requests succeeded, 5 failed; answers in ")
+    assert done.returncode == 0, "the file is written, and requests have succeeded"
+    last = done.stderr.splitlines()[-1]
+    found = re.fullmatch(r"5 of 10 requests succeeded, 5 failed; (\d+) tokens in \d+\.\d s; answers in \S+; (.*)", last)
+    assert found is not None and found.group(2).startswith("commonest error (1 of 5): temperature: "), last
     written = answers(tmp_path)
     assert [entry["custom_id"] for entry in written] == [
         "long",
@@ -74,6 +77,9 @@ def test_answers_keep_order_and_ids_and_an_invalid_request_does_not_end_the_run(
         "message",
     ]
     bodies = {entry["custom_id"]: (entry["response"] or {}).get("body") for entry in written}
+    usages = [bodies[name]["usage"] for name in ("long", "chat", "last", "response", "message")]
+    names = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "cache_read_input_tokens")
+    assert int(found.group(1)) == sum(usage.get(name, 0) for usage in usages for name in names)
     assert bodies["long"]["choices"][0]["text"] == engine_text(PROMPT, 0, 90)
     assert bodies["chat"]["choices"][0]["message"]["content"] == engine_text(CHAT_PROMPT, 0, 4)
     assert bodies["response"]["output"][0]["content"][0]["text"] == engine_text(CHAT_PROMPT, 0, 4)
@@ -130,6 +136,28 @@ def test_input_without_unique_ids_is_refused(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_run_of_which_no_request_succeeded_has_status_1_and_shows_the_commonest_error(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    wrong = [line(name, body={**GREEDY, "prompt": PROMPT, "top_p": 5}) for name in "ab"]
+    done = run("run-batch", *write(tmp_path, line("c", method="GET"), *wrong), "--url", server.url)
+    assert done.returncode == 1 and len(answers(tmp_path)) == 3
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("0 of 3 requests succeeded, 3 failed; 0 tokens in ")
+    assert "; commonest error (2 of 3): top_p: expected " in last
+
+
+def test_a_run_without_requests_has_status_0(server: ServerProcess, tmp_path: Path) -> None:
+    done = run("run-batch", *write(tmp_path, ""), "--url", server.url)
+    assert done.returncode == 0
+    assert re.search(r"^0 of 0 requests succeeded, 0 failed; 0 tokens in \d+\.\d s; answers in \S+$", done.stderr, re.M)
+
+
+def test_the_error_of_another_server_is_its_status() -> None:
+    answer = {"error": None, "response": {"status_code": 404, "body": {"detail": "Not Found"}}}
+    assert _commonest_error([answer]) == "; commonest error (1 of 1): status 404"
+
+
 def test_interrupted_run_is_resumed(server: ServerProcess, tmp_path: Path) -> None:
     flags = write(tmp_path, line("a"), line("b"), line("c"))
     first = {"id": "kept", "custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
@@ -137,6 +165,8 @@ def test_interrupted_run_is_resumed(server: ServerProcess, tmp_path: Path) -> No
     done = run("run-batch", *flags, "--url", server.url + "/v1", "--resume")
     assert done.returncode == 0, done.stderr
     written = answers(tmp_path)
+    total = sum(entry["response"]["body"]["usage"]["total_tokens"] for entry in written[1:])
+    assert f"3 of 3 requests succeeded, 0 failed; {total} tokens in " in done.stderr, "those of this run"
     assert [entry["custom_id"] for entry in written] == ["a", "b", "c"]
     assert written[0]["id"] == "kept"
     assert written[2]["response"]["body"]["choices"][0]["text"] == engine_text(PROMPT + " c", 0, 4)
@@ -233,7 +263,7 @@ def test_private_server_is_started_with_the_engine_s_flags_and_stopped(tmp_path:
     flags = write(tmp_path, request, line("too long", body={**request["body"], "prompt": [5] * 70}))
     done = run("run-batch", *flags, "--model", "demo", "--max-model-len", "64", "--served-model-name", "short")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("1 of 2 requests succeeded, 1 failed; answers in ")
+    assert done.stderr.splitlines()[-1].startswith("1 of 2 requests succeeded, 1 failed; ")
     good, bad = answers(tmp_path)
     assert good["response"]["body"]["usage"]["completion_tokens"] == 8
     assert bad["response"]["status_code"] == 400

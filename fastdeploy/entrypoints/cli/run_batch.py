@@ -17,7 +17,9 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +63,8 @@ NETWORK_FLAGS = (
 )
 READY_LINE = re.compile(r"Ready: (\S+) ")
 STOP_TIMEOUT_S = 30
+MESSAGES_USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+MAX_MESSAGE = 200  # characters of the error in the last line
 MAX_LINKS = 40  # of a path, as in the kernel
 
 
@@ -87,30 +91,32 @@ class ServerEndedError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the batch; return 0 if the output was written, whether all requests succeeded or not."""
+    """Run the batch; return 0 if the output was written and a request succeeded, or there was none."""
     args, flags = _make_parser().parse_with_engine_flags(arguments)
     requests = read_requests(args.input_file)
     output = _find_output(args)
     answers = _read_partial_answers(output.partial, requests) if args.resume else []
+    num_kept = len(answers)
     try:
         if args.url:
             if flags:
                 raise ConfigError(flags[0], "not allowed with --url, which names a running server")
             client = HttpClient(f"{args.url}/v1", get_api_key(args))
-            asyncio.run(_run(client, requests, answers, args, output))
+            run_s = asyncio.run(_run(client, requests, answers, args, output))
         else:
             parsed = parse_serve_args(flags, read_env())
             _refuse_network_flags(parsed)
             args.concurrency = min(args.concurrency, parsed.server.max_concurrency)
             with private_server(flags) as client:
-                asyncio.run(_run(client, requests, answers, args, output))
+                run_s = asyncio.run(_run(client, requests, answers, args, output))
     except (UnreachableError, ServerEndedError) as error:
         print(f"fastdeploy: error: {error}; run again with --resume to continue", file=sys.stderr)
         return error.status if isinstance(error, ServerEndedError) else 1
     num_succeeded = sum(_has_succeeded(answer) for answer in answers)
     counts = f"{num_succeeded} of {len(requests)} requests succeeded, {len(requests) - num_succeeded} failed"
-    print(f"{counts}; answers in {args.output_file}", file=sys.stderr)
-    return 0
+    speed = f"{sum(map(_num_tokens, answers[num_kept:]))} tokens in {run_s:.1f} s"
+    print(f"{counts}; {speed}; answers in {args.output_file}{_commonest_error(answers)}", file=sys.stderr)
+    return 0 if num_succeeded or not requests else 1
 
 
 def read_requests(path: str) -> list[BatchRequest]:
@@ -246,9 +252,9 @@ async def _run(
     answers: list[dict[str, Any]],
     args: argparse.Namespace,
     output: _Output,
-) -> None:
-    """Send the requests that have no answer yet, add their answers to `answers` and write the file."""
-    num_done = len(answers)
+) -> float:
+    """Send the requests that have no answer yet, add their answers to `answers` and write the file; return its time."""
+    num_done, start_s = len(answers), time.perf_counter()
     try:
         with (
             output.partial.open("a" if num_done or output.is_direct else "w", encoding="utf-8") as file,
@@ -263,6 +269,7 @@ async def _run(
             output.partial.replace(output.path)
     except OSError as error:
         raise ConfigError("--output-file", f"cannot write {args.output_file!r}: {error.strerror}") from None
+    return time.perf_counter() - start_s
 
 
 async def _send_all(
@@ -305,6 +312,35 @@ async def _send(client: HttpClient, request: BatchRequest) -> dict[str, Any]:
 
 def _has_succeeded(answer: dict[str, Any]) -> bool:
     return answer["response"] is not None and answer["response"]["status_code"] == 200
+
+
+def _num_tokens(answer: dict[str, Any]) -> int:
+    """Return the tokens of prompt and output, which each of the protocols counts in its own way."""
+    usage = answer["response"]["body"].get("usage") if _has_succeeded(answer) else None
+    if not usage:
+        return 0
+    total: int | None = usage.get("total_tokens")
+    return sum(usage.get(name) or 0 for name in MESSAGES_USAGE) if total is None else total
+
+
+def _commonest_error(answers: Sequence[dict[str, Any]]) -> str:
+    """Return the end of the last line: the commonest message of the requests that failed, if any has."""
+    failed = [answer for answer in answers if not _has_succeeded(answer)]
+    if not failed:
+        return ""
+    messages = Counter(_message(answer) for answer in failed)
+    message, count = messages.most_common(1)[0]
+    return f"; commonest error ({count} of {len(failed)}): {message}"
+
+
+def _message(answer: dict[str, Any]) -> str:
+    """Return why a request failed, as one short line."""
+    if answer["error"]:
+        message = answer["error"]["message"]
+    else:
+        response = answer["response"]
+        message = error_message(json.dumps(response["body"]).encode()) or f"status {response['status_code']}"
+    return " ".join(message.split())[:MAX_MESSAGE]
 
 
 @contextlib.contextmanager
