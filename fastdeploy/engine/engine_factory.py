@@ -34,6 +34,7 @@ from fastdeploy.engine.expert_counter import ExpertCounter
 from fastdeploy.engine.kv_transfer import KVTransfer
 from fastdeploy.engine.memory_plan import MemoryPlan, allocate_kv_caches, free_memory_bytes, plan_memory
 from fastdeploy.engine.output_processor import OutputProcessor
+from fastdeploy.engine.step_log import log_steps
 from fastdeploy.engine.weight_memory import check_weights_fit
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.kv_cache.arena import Arena
@@ -156,7 +157,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     )
     if config.is_clustered or config.hands_over:
         description["cluster"] = _join_cluster(engine, spec, drafting, key_balances(model, drafting_model), memory)
-    return engine
+    return log_steps(engine, logger)
 
 
 def _make_kv_cache_manager(

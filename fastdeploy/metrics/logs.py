@@ -16,7 +16,7 @@ SERVER_LOG = "api_server.log"
 ENGINE_LOG = "engine.log"
 AGENT_LOG = "agent.log"
 ENGINE_PREFIX = "[fastdeploy]"  # of the engine's own lines, as opposed to the output of libraries
-TERMINAL_LEVELS = ("WARNING", "ERROR", "CRITICAL")  # of the engine; other lines are in its log file only
+TERMINAL_LEVELS = ("DEBUG", "WARNING", "ERROR", "CRITICAL")  # of the engine; other lines are in its log file only
 _STACKS = re.compile(r'((Current )?[Tt]hread 0x[0-9a-f]+ |  File ".*", line \d+ in )')  # as faulthandler writes them
 
 

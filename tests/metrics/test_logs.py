@@ -72,6 +72,14 @@ def test_text_lines_of_the_engine_are_logged_and_its_warnings_shown(capsys: pyte
     assert engine_line("WARNING of a library", is_json=False) == ("WARNING of a library", False)
 
 
+def test_lines_of_the_level_debug_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for log_format in ("text", "json"):
+        set_up_engine_logging(Env(log_level="DEBUG", log_format=log_format))
+        emit_all_levels()
+        lines = capsys.readouterr().err.splitlines()
+        assert [engine_line(line, log_format == "json")[1] for line in lines] == [True, False, True, True]
+
+
 def test_json_lines_of_the_engine_are_logged_and_other_output_becomes_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
