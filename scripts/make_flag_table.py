@@ -16,7 +16,7 @@ GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 BEGIN, END = "<!-- table: made by scripts/make_flag_table.py -->", "<!-- end of table -->"
 TITLES = {
     FlagClass.HONOURED: ("Honoured", "what it does"),
-    FlagClass.MAPPED: ("Names of vLLM for these flags", "stands for"),
+    FlagClass.MAPPED: ("Names of vLLM and llama.cpp for these flags", "stands for"),
     FlagClass.NO_EFFECT: ("Accepted without effect, with a line at start-up", "why"),
     FlagClass.REFUSED: ("Refused by name", "why"),
 }
@@ -53,7 +53,7 @@ def fresh_pages() -> dict[Path, str]:
 
 
 def _flag_row(flag: Flag) -> list[str]:
-    names = f"`{flag.option}`" + (f" `{flag.short}`" if flag.short else "")
+    names = " ".join(f"`{name}`" for name in flag.spellings)
     text = flag.help or flag.reason
     if flag.flag_class is FlagClass.MAPPED:
         text = f"{_targets(flag)}: {flag.reason}"

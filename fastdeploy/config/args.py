@@ -16,6 +16,7 @@ from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.dotted_flags import join_dotted
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, VLLM_API_KEY_VARIABLE, Env
+from fastdeploy.config.exact_parser import ExactParser
 from fastdeploy.config.flag import CLUSTER, SERVE_ONLY, SERVER, FlagClass
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS
 from fastdeploy.config.gpu_config import GpuConfig
@@ -57,7 +58,7 @@ class ServeArgs:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(ExactParser):
     def error(self, message: str) -> NoReturn:
         found = re.match(r"argument ([^:]+): (.*)", message, re.DOTALL)
         if found:
@@ -213,11 +214,10 @@ def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
 
 
 @cache
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> ExactParser:
     """Return the parser of `fastdeploy serve`; every value is a string, and what was not given is absent."""
     parser = _Parser(
         prog="fastdeploy serve",
-        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         description="Serve a model over the OpenAI API. Underscores in flags may stand for hyphens.",
         epilog="docs/guide/flags.md also lists the flags that have no effect or are refused, and why.",
@@ -227,18 +227,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--config", metavar="FILE", action="append", help="YAML file whose keys are the flags in snake_case"
     )
     for flag in FLAGS:
-        names = [flag.option, flag.short] if flag.short else [flag.option]
         text = argparse.SUPPRESS if flag.flag_class is not FlagClass.HONOURED else flag.help.replace("%", "%%")
         if flag.kind == "bool":
-            parser.add_argument(*names, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
+            parser.add_argument(*flag.spellings, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
         elif flag.kind == "list":
             is_single = flag.flag_class is FlagClass.HONOURED and not flag.takes_several
             action, count = ("append", None) if is_single else ("extend", "+")
             parser.add_argument(
-                *names, dest=flag.name, action=action, nargs=count, metavar=flag.name.upper(), help=text
+                *flag.spellings, dest=flag.name, action=action, nargs=count, metavar=flag.name.upper(), help=text
             )
         else:
-            parser.add_argument(*names, dest=flag.name, metavar=flag.kind.upper(), help=text)
+            parser.add_argument(*flag.spellings, dest=flag.name, metavar=flag.kind.upper(), help=text)
     return parser
 
 
@@ -253,14 +252,15 @@ def hyphenate(token: str) -> str:
 
 def _plain_switches(tokens: Sequence[str]) -> list[str]:
     """Write `--switch=false` and `--switch false` as `--no-switch`, and with true as `--switch`."""
-    switches = {flag.option for flag in FLAGS if flag.kind == "bool"}
+    switches = {name: flag.option for flag in FLAGS if flag.kind == "bool" for name in flag.spellings}
     plain: list[str] = []
     for token in tokens:
         name, equals, value = token.partition("=")
         if not equals and plain and plain[-1] in switches and token.lower() in ("true", "false"):
             name, equals, value = plain.pop(), "=", token
         if equals and name in switches and value.lower() in ("true", "false"):
-            plain.append(name if value.lower() == "true" else f"--no-{name.removeprefix('--')}")
+            option = switches[name]
+            plain.append(option if value.lower() == "true" else f"--no-{option.removeprefix('--')}")
         else:
             plain.append(token)
     return plain
@@ -298,7 +298,7 @@ def _read_file(file: str, problems: ErrorCollector) -> dict[str, Any]:
 
 
 def _read_command_line(argv: Sequence[str], problems: ErrorCollector) -> dict[str, Any]:
-    namespace, unknown = make_parser().parse_known_args(
+    namespace, unknown = make_parser().parse_exactly(
         _plain_switches(join_dotted([hyphenate(token) for token in argv], FLAGS))
     )
     given = vars(namespace)

@@ -19,13 +19,7 @@ def join_dotted(tokens: Sequence[str], flags: Iterable[Flag]) -> list[str]:
     Raises:
         ConfigError: a value is missing, a key is given twice, or its flag also as a whole.
     """
-    names = {
-        name: flag
-        for flag in flags
-        if flag.kind in ("json", "str_or_json")
-        for name in (flag.option, flag.short)
-        if name
-    }
+    names = {name: flag for flag in flags if flag.kind in ("json", "str_or_json") for name in flag.spellings}
     others: list[str] = []
     mappings: dict[str, dict[str, Any]] = {}
     rest = iter(tokens)
@@ -37,7 +31,7 @@ def join_dotted(tokens: Sequence[str], flags: Iterable[Flag]) -> list[str]:
         key, _, text = key.partition("=") if "=" in key else (key, "", _next_value(rest, token))
         _set(mappings.setdefault(names[name].option, {}), key.split("."), _parse(text), token)
     for flag in names.values():
-        if flag.option in mappings and any(token.split("=")[0] in (flag.option, flag.short) for token in others):
+        if flag.option in mappings and any(token.split("=")[0] in flag.spellings for token in others):
             raise ConfigError(flag.option, "is given as a whole and by its keys")
     return others + [f"{option}={json.dumps(mapping)}" for option, mapping in mappings.items()]
 

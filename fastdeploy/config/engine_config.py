@@ -119,7 +119,9 @@ class EngineConfig:
         model_folder: the folder of the model, if the process that starts the engine has found it.
     """
 
-    model: Annotated[str, text(help="local directory, GGUF file, hub name, `smollm2` (downloaded once) or `demo`")]
+    model: Annotated[
+        str, text(short="-m", help="local directory, GGUF file, hub name, `smollm2` (downloaded once) or `demo`")
+    ]
     tokenizer: Annotated[str, text(help="directory of the tokenizer (default: the model's)")] = ""
     revision: Annotated[str, text(help="branch, tag or commit of a hub's model (default: the hub's main branch)")] = ""
     gguf_file: Annotated[

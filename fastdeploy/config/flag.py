@@ -79,6 +79,11 @@ class Flag:
         """Return its spelling on the command line."""
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Return all its spellings on the command line."""
+        return (self.option, self.short) if self.short else (self.option,)
+
 
 def integer(low: int | None = None, high: int | None = None, kind: str = "int", **keys: Any) -> Flag:
     """Accept integers in [low, high]."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of FastDeploy 2.x and vLLM that stand for ours, have no effect or are refused: data/foreign_flags.toml."""
+"""Reads data/foreign_flags.toml: flags of FastDeploy 2.x, vLLM and llama.cpp, and what becomes of them here."""
 
 from __future__ import annotations
 

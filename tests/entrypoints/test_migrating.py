@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fastdeploy
 from fastdeploy.config.env import VARIABLES
-from fastdeploy.config.flags import FLAG_BY_NAME, FlagClass
+from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS, FlagClass
 from fastdeploy.entrypoints.cli.main import COMMANDS
 
 DOCS = Path(fastdeploy.__file__).parents[1] / "docs" / "guide"
@@ -54,6 +54,17 @@ def test_flags_that_replace_those_of_llama_cpp_exist() -> None:
     assert len(named) > 8
     for option in named:
         assert option.replace("-", "_") in FLAG_BY_NAME, option
+
+
+def test_flags_of_llama_cpp_have_the_documented_class() -> None:
+    said = {"the same": FlagClass.MAPPED, "no effect": FlagClass.NO_EFFECT, "refused": FlagClass.REFUSED}
+    found = {}
+    for cells in rows(LLAMA_CPP):
+        for words, flag_class in said.items():
+            if cells[-1].startswith(words):
+                found |= dict.fromkeys(re.findall(r"`(--?[a-z-]+)", cells[0]), flag_class)
+    assert {name: flag.flag_class for flag in FLAGS for name in flag.spellings if name in found} == found
+    assert {"-c", "--ctx-size", "-np", "--parallel", "-ngl", "-t", "--threads"} <= set(found)
 
 
 def test_commands_exist() -> None:

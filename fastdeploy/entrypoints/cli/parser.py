@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from fastdeploy.config.args import hyphenate
 from fastdeploy.config.env import read_env
+from fastdeploy.config.exact_parser import ExactParser
 from fastdeploy.core.errors import ConfigError, ErrorCollector, FastDeployError, did_you_mean
 
 ENGINE_FLAGS = (
@@ -49,7 +50,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action) if action.default else action.help
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(ExactParser):
     """A parser that raises ConfigError for wrong flags and accepts underscores for hyphens in their names."""
 
     def __init__(self, command: str, description: str, epilog: str = "", positional: str = "") -> None:
@@ -58,7 +59,6 @@ class CommandParser(argparse.ArgumentParser):
             usage=" ".join(filter(None, ["fastdeploy", command, positional, "[flags]"])),
             description=description,
             epilog=epilog,
-            allow_abbrev=False,
             formatter_class=_HelpFormatter,
         )
         self._command = command
@@ -69,7 +69,7 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             ConfigError: flags are unknown, of which it names all, or a value is wrong.
         """
-        args, unknown = self.parse_known_args([hyphenate(token) for token in arguments])
+        args, unknown = self.parse_exactly([hyphenate(token) for token in arguments])
         problems = ErrorCollector()
         flags = [token for token in unknown if token.startswith("-")]
         for name in dict.fromkeys(token.split("=")[0] for token in flags or unknown):
@@ -81,7 +81,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_with_engine_flags(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         """Parse the command's own flags; return them and the other arguments, which are for the engine."""
-        return self.parse_known_args([hyphenate(token) for token in arguments])
+        return self.parse_exactly([hyphenate(token) for token in arguments])
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError instead of exiting."""
