@@ -16,6 +16,7 @@ from fastdeploy.config.overrides import CheckpointOverrides
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import AnySpeculativeConfig, NaiveConfig
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.guided_decoding import BACKEND_NOTE, OTHER_BACKENDS
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.sampling_params import MAX_LOGPROB_ENTRIES, MAX_LOGPROBS
 
@@ -27,9 +28,6 @@ _KV_CACHE_MEMORY_HELP = (
     "need, at most half of what is free, taken as it is used; on a GPU: --gpu-memory-utilization)"
 )
 _HALF = dict.fromkeys(("half", "float16"), "is not available; take bfloat16 or float32")
-_OTHER_BACKENDS = dict.fromkeys(
-    ("xgrammar", "outlines", "lm-format-enforcer"), "is not available; take auto or guidance, which is llguidance"
-)
 _HF_OVERRIDES = mapping(
     help="values instead of those of config.json, for RoPE and max_position_embeddings only, such as "
     '\'{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}\'',
@@ -170,9 +168,9 @@ class EngineConfig:
             "auto",
             "llguidance",
             "off",
-            aliases={"guidance": "llguidance"},
-            refused_values=_OTHER_BACKENDS,
-            help="auto or llguidance for structured output, off to refuse it",
+            aliases={"guidance": "llguidance", **dict.fromkeys(OTHER_BACKENDS, "llguidance")},
+            noted_values=dict.fromkeys(OTHER_BACKENDS, BACKEND_NOTE),
+            help="auto or llguidance for structured output, which vLLM's other backends stand for; off to refuse it",
         ),
     ] = "auto"
     generation_config: Annotated[

@@ -49,6 +49,7 @@ class Flag:
         choices: the valid values if they are a list of strings, for suggestions.
         aliases: value of another server -> the value here.
         refused_values: value of another server -> why it is refused, and what to use.
+        noted_values: value of another server that is accepted -> the note of a start about it.
         target: name of the flag that a mapped flag stands for.
         refused_on_gpu: why other values than neutral ones are refused with `--device gpu`, if they are.
         keys: key of its value -> flag that it stands for, where a mapped flag stands for several.
@@ -70,6 +71,7 @@ class Flag:
     choices: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     refused_values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    noted_values: Mapping[str, str] = dataclasses.field(default_factory=dict)
     target: str = ""
     refused_on_gpu: str = ""
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -44,32 +44,33 @@ def resolve_flags(
                 raise ConfigError(text, flag.refused_on_gpu)
             if flag.flag_class is FlagClass.NO_EFFECT and value not in flag.neutral:
                 notes.append(f"{shown} {value} has no effect: {flag.reason}")
-            for target, own_value in _targets(flag, shown, value).items():
-                if values.setdefault(target, own_value) != own_value:
-                    raise ConfigError(text, f"contradicts {setters[target]}")
-                setters[target] = text
-                provenance.setdefault(target, provenance[name])
+            for target, item, source in _targets(flag, shown, raw, value):
+                own_value = convert(target, item, source)
+                if isinstance(item, str) and item in target.noted_values:
+                    notes.append(f"{source} {item} has no effect: {target.noted_values[item]}")
+                if values.setdefault(target.name, own_value) != own_value:
+                    raise ConfigError(text, f"contradicts {setters[target.name]}")
+                setters[target.name] = text
+                provenance.setdefault(target.name, provenance[name])
     return values, tuple(notes)
 
 
-def _targets(flag: Flag, shown: str, value: Any) -> dict[str, Any]:
-    """Return the honoured flags that a flag sets, and their values.
+def _targets(flag: Flag, shown: str, raw: Any, value: Any) -> list[tuple[Flag, Any, str]]:
+    """Return the honoured flags that a flag sets, with the value for each before its conversion, and where that is.
 
     Raises:
         ConfigError: a key of a mapping that stands for several flags is not available.
     """
     if flag.flag_class is FlagClass.HONOURED:
-        return {flag.name: value}
+        return [(flag, raw, shown)]
     if flag.flag_class is not FlagClass.MAPPED or value in flag.neutral:
-        return {}
+        return []
     if not flag.keys:
-        target = FLAG_BY_NAME[flag.target]
-        return {target.name: convert(target, value, shown)}
+        return [(FLAG_BY_NAME[flag.target], value, shown)]
     unknown = [key for key, item in value.items() if key not in flag.keys and item not in (False, "", None)]
     if unknown:
         raise ConfigError(f"{shown}.{unknown[0]}", f"is not available; available keys: {', '.join(flag.keys)}")
-    targets = [(FLAG_BY_NAME[flag.keys[key]], item) for key, item in value.items() if key in flag.keys]
-    return {target.name: convert(target, item, shown) for target, item in targets}
+    return [(FLAG_BY_NAME[flag.keys[key]], item, f"{shown}.{key}") for key, item in value.items() if key in flag.keys]
 
 
 def _with_value(flag: Flag, shown: str, value: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_schema import close_objects
 from fastdeploy.core.json_types import check_unicode, json_type, parse_json, shorten, write_json
+from fastdeploy.core.notes import note_once
 
 MAX_SPEC_BYTES = 1 << 17  # compiling a longer one could take more than a second
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -23,8 +24,12 @@ _KINDS_BY_OPTION = {
     "whitespace_pattern": _KINDS_WITH_JSON,
 }
 """Option -> the kinds of constraint that have it."""
-FORM_KEYS = (*KINDS, "disable_fallback", *_KINDS_BY_OPTION)
+FORM_KEYS = (*KINDS, "disable_fallback", "backend", *_KINDS_BY_OPTION)
 """Fields of `structured_outputs`."""
+OTHER_BACKENDS = ("xgrammar", "outlines", "lm-format-enforcer")
+"""Backends of vLLM that stand for llguidance here, which a line of the log says."""
+BACKENDS = ("auto", "guidance", "llguidance", *OTHER_BACKENDS)
+BACKEND_NOTE = "forms are compiled by llguidance"
 
 
 @dataclass
@@ -46,6 +51,7 @@ class StructuredOutputsParams:
         source: the field of the request that this comes from, for errors; by default, the attribute of its kind.
         schemas: for a grammar that the server has made: field of the request -> the text of its JSON schema,
             for errors.
+        backend: accepted without effect, since there is one backend; the log says so, and the attribute becomes None.
     """
 
     NAME: ClassVar[str] = "structured_outputs"
@@ -62,6 +68,7 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None
     source: str = ""
     schemas: dict[str, str] | None = None
+    backend: str | None = None
 
     def __post_init__(self) -> None:
         """Check that one kind is set and has the right type; convert mappings to JSON text.
@@ -139,12 +146,23 @@ class StructuredOutputsParams:
             if not isinstance(getattr(self, name), bool):
                 expected = f"expected true or false, got {shorten(getattr(self, name))}"
                 raise InvalidRequestError(f"{self.NAME}.{name}", expected)
+        self._note_backend()
         _check_text(f"{self.NAME}.whitespace_pattern", self.whitespace_pattern)
         for name, kinds in _KINDS_BY_OPTION.items():
             if getattr(self, name) and self.kind not in kinds:
                 raise InvalidRequestError(f"{self.NAME}.{name}", f"needs {' or '.join(kinds)}, got {self.kind}")
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise InvalidRequestError(f"{self.NAME}.whitespace_pattern", "contradicts disable_any_whitespace")
+
+    def _note_backend(self) -> None:
+        if self.backend is None:
+            return
+        name = f"{self.NAME}.backend"
+        if self.backend not in BACKENDS:
+            raise InvalidRequestError(name, f"expected one of {', '.join(BACKENDS)}, got {shorten(self.backend)}")
+        if self.backend in OTHER_BACKENDS:
+            note_once(f"{name} {self.backend} has no effect: {BACKEND_NOTE}")
+        self.backend = None
 
 
 @dataclass

@@ -157,12 +157,13 @@ def test_the_short_names_of_vllm_are_known() -> None:
         ("--dtype float16", "--dtype float16: is not available; take bfloat16 or float32"),
         ("--tokenizer-mode slow", "--tokenizer-mode slow: there is one kind of tokenizer; take auto"),
         ("--tokenizer-mode mistral", "--tokenizer-mode mistral: there is one kind of tokenizer; take auto"),
-        *(
-            (
-                f"--guided-decoding-backend {name}",
-                f"--guided-decoding-backend {name}: is not available; take auto or guidance, which is llguidance",
-            )
-            for name in ("xgrammar", "outlines", "lm-format-enforcer")
+        (
+            "--guided-decoding-backend off --structured-outputs-config.backend xgrammar",
+            "--structured-outputs-config: contradicts --guided-decoding-backend off",
+        ),
+        (
+            "--structured-outputs-config.backend []",
+            "--structured-outputs-config.backend: expected a string, got []",
         ),
         (
             '--structured-outputs-config {"disable_any_whitespace":true}',
@@ -175,6 +176,34 @@ def test_contradictions_and_values_that_are_not_available_are_one_line(flags: st
     with pytest.raises(ConfigError) as caught:
         parse_serve_args(["demo", *flags.split()])
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "outlines", "lm-format-enforcer"])
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ("--guided-decoding-backend {}", "--guided-decoding-backend"),
+        ("--structured-outputs-config.backend {}", "--structured-outputs-config.backend"),
+        ('--structured-outputs-config {{"backend":"{}"}}', "--structured-outputs-config.backend"),
+    ],
+)
+def test_other_backends_stand_for_llguidance_with_one_line(flags: str, shown: str, backend: str) -> None:
+    args = parse_serve_args(["demo", *flags.format(backend).split()])
+    assert args.engine.guided_decoding_backend == "llguidance"
+    assert args.notes == (f"{shown} {backend} has no effect: forms are compiled by llguidance",)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "shown"),
+    [
+        ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend"),
+        ({"structured_outputs_config": {"backend": "xgrammar"}}, "structured_outputs_config.backend"),
+    ],
+)
+def test_llm_takes_other_backends_with_one_line(kwargs: dict[str, Any], shown: str) -> None:
+    config, notes = engine_config_from_kwargs({"model": "demo", **kwargs})
+    assert config.guided_decoding_backend == "llguidance"
+    assert notes == (f"{shown} xgrammar has no effect: forms are compiled by llguidance",)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
 from fastdeploy import GuidedDecodingParams, InvalidRequestError, SamplingParams, StructuredOutputsParams
 from fastdeploy.core.json_schema import close_objects
+from fastdeploy.core.notes import note_once
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
@@ -51,6 +53,12 @@ def error_of(name: str = "structured_outputs", **given: Any) -> str:
             "structured_outputs.disable_additional_properties: needs json or structural_tag, got json_object",
         ),
         ({"json": {}, "disable_fallback": 1}, "structured_outputs.disable_fallback: expected true or false, got 1"),
+        (
+            {"json": {}, "backend": "xgramar"},
+            "structured_outputs.backend: expected one of auto, guidance, llguidance, xgrammar, outlines, "
+            "lm-format-enforcer, got 'xgramar'",
+        ),
+        ({"json": {}, "backend": ["auto"]}, "structured_outputs.backend: expected one of auto, "),
         ({"json": {}, "whitespace_pattern": ""}, "structured_outputs.whitespace_pattern: expected a non-empty string"),
         (
             {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True},
@@ -71,6 +79,27 @@ def test_null_in_an_object_of_a_request_counts_as_absent() -> None:
 def test_options_that_request_nothing_go_with_every_kind() -> None:
     options = {"disable_any_whitespace": False, "disable_additional_properties": False, "disable_fallback": True}
     assert StructuredOutputsParams(choice=["a"], **options).arguments == {"choice": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("params", "name"), [(StructuredOutputsParams, "structured_outputs"), (GuidedDecodingParams, "guided_decoding")]
+)
+@pytest.mark.parametrize("backend", ["xgrammar", "outlines", "lm-format-enforcer"])
+def test_another_backend_changes_nothing_and_is_logged_once(
+    params: type[StructuredOutputsParams], name: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    note_once.cache_clear()
+    with caplog.at_level(logging.INFO, "fastdeploy.server"):
+        forms = [params(regex="a", backend=backend) for _ in range(2)]
+    assert forms == [params(regex="a")] * 2
+    assert caplog.messages == [f"{name}.backend {backend} has no effect: forms are compiled by llguidance"]
+
+
+@pytest.mark.parametrize("backend", ["auto", "guidance", "llguidance"])
+def test_the_backend_that_there_is_may_be_named(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fastdeploy.server"):
+        form = StructuredOutputsParams.from_fields("structured_outputs", {"regex": "a", "backend": backend})
+    assert (form, caplog.messages) == (StructuredOutputsParams(regex="a"), [])
 
 
 def test_forms_with_different_options_are_different() -> None:

@@ -63,6 +63,8 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": json.dumps(SCHEMA), "whitespace_pattern": "\n"}}, r'\{\n?"x"\n?:\n?\d\n?\}'),
     ({"structured_outputs": {"regex": "[0-9]{2}-[a-z]", "json": None}}, "[0-9]{2}-[a-z]"),
     ({"structured_outputs": {"choice": ["ja", "nein"], "disable_fallback": True}}, "ja|nein"),
+    ({"structured_outputs": {"choice": ["ja", "nein"], "backend": "xgrammar"}}, "ja|nein"),
+    ({"guided_choice": ["ja", "nein"], "guided_decoding_backend": "outlines"}, "ja|nein"),
     ({"structured_outputs": {"grammar": 'root ::= "a" | "b"'}}, "[ab]"),
     ({"structured_outputs": {"json_object": True}}, r"(?s)\{.*"),
     ({"structured_outputs": {"structural_tag": {"format": ONE_CALL["format"]}}}, f"<f>{X}</f>"),

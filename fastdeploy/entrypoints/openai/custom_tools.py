@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from fastdeploy.entrypoints.openai.notes import note_once
+from fastdeploy.core.notes import note_once
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 
 NOTE = "tools of type custom are left out of chats: use a function with one parameter of type string"

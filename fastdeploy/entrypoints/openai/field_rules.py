@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.guided_decoding import BACKEND_NOTE, BACKENDS
 from fastdeploy.core.json_types import shorten
-from fastdeploy.entrypoints.openai.notes import note_once
+from fastdeploy.core.notes import note_once
 
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -87,9 +88,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     "return_token_offsets": _RENDERED,
     "return_mm_kwargs": _RENDERED,
     "verbosity": LENGTH_BY_PROMPT,
+    "guided_decoding_backend": BACKEND_NOTE,
 }
 """Field -> why it is accepted without effect."""
-NOTED: dict[str, tuple[Any, ...]] = {"verbosity": VERBOSITIES}
+NOTED: dict[str, tuple[Any, ...]] = {"verbosity": VERBOSITIES, "guided_decoding_backend": BACKENDS}
 """Fields of `WITHOUT_EFFECT` that ask for something -> the values that they may have."""
 
 _OFF: tuple[Any, ...] = (False, [], {}, "", 0)
@@ -119,7 +121,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "kv_transfer_params": (_DISAGGREGATED, ({},)),
     "ec_transfer_params": (_DISAGGREGATED, ({},)),
     "guided_whitespace_pattern": ("use structured_outputs, which has whitespace_pattern", ()),
-    "guided_decoding_backend": ("the server has one backend; see --guided-decoding-backend", ("auto",)),
     "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
     "logits_processors": ("see logits_processors_args", ([],)),
     "vllm_xargs": ("there are no plug-ins that read it", ({},)),

@@ -14,9 +14,9 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import shorten, to_integer
+from fastdeploy.core.notes import note_once
 from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.field_rules import FieldRules, without_indices
-from fastdeploy.entrypoints.openai.notes import note_once
 from fastdeploy.entrypoints.openai.unknown_fields import IGNORED_FIELDS
 
 

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.inspect import DataclassType, DictType, ListType, Metadata, StructType, Type, UnionType
 from starlette.requests import Request
 
+from fastdeploy.core.guided_decoding import BACKENDS
 from fastdeploy.core.sampling_params import (
     LOGIT_BIASES,
     MAX_BAD_WORD_IDS,
@@ -129,6 +130,7 @@ FIELD_SCHEMAS: dict[str, Schema] = {
             "json_object": {"type": ["boolean", "null"]},
             "structural_tag": {"type": ["object", "string", "null"]},
             "disable_fallback": {"type": ["boolean", "null"]},
+            "backend": {"enum": [*BACKENDS, None]},
             "disable_any_whitespace": {"type": ["boolean", "null"]},
             "disable_additional_properties": {"type": ["boolean", "null"]},
             "whitespace_pattern": {"type": ["string", "null"], "minLength": 1},

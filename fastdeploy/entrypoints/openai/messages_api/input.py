@@ -10,6 +10,7 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import json_type, shorten, to_integer
+from fastdeploy.core.notes import note_once
 from fastdeploy.entrypoints.openai.messages_api.fields import (
     BLOCKS,
     CONTEXT_MANAGEMENT,
@@ -22,7 +23,6 @@ from fastdeploy.entrypoints.openai.messages_api.fields import (
     TOOLS,
 )
 from fastdeploy.entrypoints.openai.messages_api.protocol import CountTokensRequest, MessagesRequest
-from fastdeploy.entrypoints.openai.notes import note_once
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 
 PLACES = {

@@ -9,9 +9,9 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import shorten
+from fastdeploy.core.notes import note_once
 from fastdeploy.detokenize.messages import MAX_MESSAGE_ITEMS
 from fastdeploy.entrypoints.openai.errors import ApiError
-from fastdeploy.entrypoints.openai.notes import note_once
 from fastdeploy.entrypoints.openai.object_rules import TypeRules
 from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES, ChatCompletionRequest
 from fastdeploy.entrypoints.openai.responses_api.protocol import (
