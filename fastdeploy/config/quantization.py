@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastdeploy.config.coded.fp8_config import FP8
 from fastdeploy.config.flag import Flag, check_fields, choice
 from fastdeploy.config.refused_methods import REFUSED_METHODS
-from fastdeploy.core.errors import ConfigError, did_you_mean
+from fastdeploy.core.errors import ConfigError, ErrorCollector, did_you_mean
 
 FORMATS = ("none", "wint8", "wint4", "wint4_min", "w8a8", "w4a8", "w4a8_min")
 GGUF = "gguf"
@@ -197,12 +197,15 @@ def _known_format(field: str, value: Any, or_else: str = "", known: Sequence[str
 
 def _known_parts(value: Mapping[str, Any]) -> dict[str, str]:
     known = _part_names()
+    problems = ErrorCollector()
     for name in value:
-        if name == _CACHE_PART:
-            _refuse_cache_part()
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise ConfigError(f"quantization.{name}", f"unknown part, expected {', '.join(known)}{hint}")
+        with problems.collecting():
+            if name == _CACHE_PART:
+                _refuse_cache_part()
+            if name not in known:
+                hint = did_you_mean(name, (*known, _METHOD))
+                raise ConfigError(f"quantization.{name}", f"unknown part, expected {', '.join(known)}{hint}")
+    problems.raise_all()
     return {name: _usual_name(str(format)) for name, format in value.items()}
 
 

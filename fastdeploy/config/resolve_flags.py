@@ -11,7 +11,7 @@ from fastdeploy.config.convert import convert
 from fastdeploy.config.flag import Flag, FlagClass
 from fastdeploy.config.flags import FLAG_BY_NAME
 from fastdeploy.config.machine import resolve_device
-from fastdeploy.core.errors import ConfigError, ConfigErrors, ErrorCollector
+from fastdeploy.core.errors import ConfigError, ConfigErrors, ErrorCollector, did_you_mean
 
 COMMAND_LINE = "command line"
 LLM_ARGUMENT = "LLM argument"
@@ -67,9 +67,12 @@ def _targets(flag: Flag, shown: str, raw: Any, value: Any) -> list[tuple[Flag, A
         return []
     if not flag.keys:
         return [(FLAG_BY_NAME[flag.target], value, shown)]
-    unknown = [key for key, item in value.items() if key not in flag.keys and item not in (False, "", None)]
-    if unknown:
-        raise ConfigError(f"{shown}.{unknown[0]}", f"is not available; available keys: {', '.join(flag.keys)}")
+    problems = ErrorCollector()
+    for key in [key for key, item in value.items() if key not in flag.keys and item not in (False, "", None)]:
+        with problems.collecting():
+            hint = did_you_mean(key, flag.keys)
+            raise ConfigError(f"{shown}.{key}", f"is not available; available keys: {', '.join(flag.keys)}{hint}")
+    problems.raise_all()
     return [(FLAG_BY_NAME[flag.keys[key]], item, f"{shown}.{key}") for key, item in value.items() if key in flag.keys]
 
 

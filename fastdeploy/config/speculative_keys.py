@@ -18,7 +18,7 @@ from fastdeploy.config.speculative_config import (
     NaiveConfig,
     SpeculativeConfig,
 )
-from fastdeploy.core.errors import ConfigError, did_you_mean
+from fastdeploy.core.errors import ConfigError, ErrorCollector, did_you_mean
 
 METHOD_ALIASES = {"ngram_match": "ngram", "[ngram]": "ngram", "deepseek_mtp": "mtp", "ernie_mtp": "mtp"}
 KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
@@ -41,14 +41,22 @@ def parse_speculative_config(mapping: Mapping[str, Any] | None) -> AnySpeculativ
     """
     if mapping is None:
         return NaiveConfig()
-    method, values = _resolve_method(mapping), _resolve_keys(mapping)
+    problems = ErrorCollector()
+    with problems.collecting():
+        values = _resolve_keys(mapping)
+    if not problems.errors or "method" in mapping:  # without it, an unknown key is probably its misspelt name
+        with problems.collecting():
+            method = _resolve_method(mapping)
+    problems.raise_all()
     config = CONFIGS[method]
     if config is NaiveConfig:
         values["num_speculative_tokens"] = 0
     extension = _extract_extension(values) if config is MTPConfig else {}
     for key in [key for key in values if key not in flags_of(config)]:
         owners = " or ".join(repr(other) for other, keys in CONFIGS.items() if key in flags_of(keys)) or "'mtp'"
-        raise ConfigError(f"{FIELD}.{key}", f"belongs to method {owners}, the method is {method!r}")
+        with problems.collecting():
+            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {owners}, the method is {method!r}")
+    problems.raise_all()
     notes = [
         f"{FIELD}.{key} {mapping[key]} has no effect: {reason}"
         for key, reason in KEYS_WITHOUT_EFFECT.items()
@@ -60,6 +68,8 @@ def parse_speculative_config(mapping: Mapping[str, Any] | None) -> AnySpeculativ
 def _resolve_method(mapping: Mapping[str, Any]) -> str:
     """Return the method that the mapping names or, without one, that drafts with its model."""
     given, model = mapping.get("method"), mapping.get("model")
+    if given is None and not model:
+        raise ConfigError(f"{FIELD}.method", f"is missing; expected one of {', '.join(METHODS)}")
     method = infer_method(model) if not given and isinstance(model, str) and model else str(given).lower()
     method = METHOD_ALIASES.get(method, method)
     if method in PLANNED_METHODS:
@@ -74,18 +84,26 @@ def _resolve_method(mapping: Mapping[str, Any]) -> str:
 def _resolve_keys(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values by key, aliases replaced, without the method and what is not set."""
     values: dict[str, Any] = {}
+    problems = ErrorCollector()
     for key, value in mapping.items():
         name = KEY_ALIASES.get(key, key)
-        if name in REMOVED_KEYS:
-            raise ConfigError(f"{FIELD}.{key}", REMOVED_KEYS[name])
-        if name not in KEYS and name not in KEYS_WITHOUT_EFFECT:
-            hint = did_you_mean(key, (*KEYS, *KEY_ALIASES)) or f"; known keys: {', '.join(KEYS)}"
-            raise ConfigError(f"{FIELD}.{key}", f"unknown key{hint}")
-        if name in values:
-            raise ConfigError(f"{FIELD}.{key}", f"given twice (it is another name of {name!r})")
-        if name in KEYS and name != "method" and value is not None:
-            values[name] = value
+        with problems.collecting():
+            _check_key(key, name)
+            if name in values:
+                raise ConfigError(f"{FIELD}.{key}", f"given twice (it is another name of {name!r})")
+            if name in KEYS and name != "method" and value is not None:
+                values[name] = value
+    problems.raise_all()
     return values
+
+
+def _check_key(key: str, name: str) -> None:
+    """Refuse a key, whose usual name is `name`, that was removed or is unknown."""
+    if name in REMOVED_KEYS:
+        raise ConfigError(f"{FIELD}.{key}", REMOVED_KEYS[name])
+    if name not in KEYS and name not in KEYS_WITHOUT_EFFECT:
+        hint = did_you_mean(key, (*KEYS, *KEY_ALIASES)) or f"; known keys: {', '.join(KEYS)}"
+        raise ConfigError(f"{FIELD}.{key}", f"unknown key{hint}")
 
 
 def _extract_extension(values: dict[str, Any]) -> dict[str, Any]:

@@ -244,6 +244,33 @@ def test_wrong_keys_of_a_mapping_are_one_line(flags: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("flags", "lines"),
+    [
+        (
+            '--quantization {"quantizaton":"wint8","mpl":"wint4"}',
+            [
+                "quantization.quantizaton: unknown part, expected attention, mlp, experts, head; "
+                "did you mean 'quantization'?",
+                "quantization.mpl: unknown part, expected attention, mlp, experts, head; did you mean 'mlp'?",
+            ],
+        ),
+        (
+            '--structured-outputs-config {"bakend":"auto","x":1}',
+            [
+                "--structured-outputs-config.bakend: is not available; available keys: backend, reasoning_parser; "
+                "did you mean 'backend'?",
+                "--structured-outputs-config.x: is not available; available keys: backend, reasoning_parser",
+            ],
+        ),
+    ],
+)
+def test_all_unknown_keys_of_a_mapping_are_named_at_once(flags: str, lines: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_args(["demo", *flags.split()])
+    assert str(caught.value).split("\n") == lines
+
+
 def test_equal_values_of_a_flag_and_its_counterpart_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("api_server_count: 2\n")

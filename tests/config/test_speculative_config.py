@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy.config.speculative_config import METHODS, MTPConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, ConfigErrors
 
 
 def test_naive_forces_zero_drafts() -> None:
@@ -173,13 +173,30 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "ngram", "adaptive": True, "verify_strategy": "topp_relaxed"}, "adaptive", "topp_relaxed"),
         ({"method": "eagle3"}, "method", "not available yet"),
         ({"method": "unknown"}, "method", "naive, ngram"),
-        ({}, "method", "naive, ngram"),
+        ({}, "method", "is missing; expected one of naive, ngram"),
+        ({"methd": "ngram"}, "methd", "unknown key; did you mean 'method'"),
+        ({"method": "draft_model", "modle": "demo"}, "modle", "unknown key; did you mean 'model'"),
+        ({"model": None, "methode": "mtp"}, "methode", "unknown key; did you mean 'method'"),
     ],
 )
 def test_errors_name_the_key_and_the_valid_values(mapping: dict[str, Any], field: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
         parse_speculative_config(mapping)
     assert caught.value.field.endswith(field)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "fields"),
+    [
+        ({"method": "ngrm", "numm": 1, "max_ngram_siz": 2}, ["numm", "max_ngram_siz", "method"]),
+        ({"numm": 1, "max_ngram_siz": 2}, ["numm", "max_ngram_siz"]),
+        ({"method": "ngram", "num_model_steps": 1, "revision": "a"}, ["num_model_steps", "revision"]),
+    ],
+)
+def test_all_wrong_keys_are_named_at_once(mapping: dict[str, Any], fields: list[str]) -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        parse_speculative_config(mapping)
+    assert [error.field for error in caught.value.errors] == [f"speculative_config.{field}" for field in fields]
 
 
 @pytest.mark.parametrize(
