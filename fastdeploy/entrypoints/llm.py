@@ -14,8 +14,8 @@ from typing import Any
 from tqdm import tqdm
 
 from fastdeploy.config.args import engine_config_from_kwargs
-from fastdeploy.config.env import read_env
-from fastdeploy.core.errors import InvalidRequestError, device_errors
+from fastdeploy.config.env import Env, read_env
+from fastdeploy.core.errors import ConfigError, InvalidRequestError, device_errors
 from fastdeploy.core.faults import arm
 from fastdeploy.core.json_types import shorten, to_list
 from fastdeploy.core.outputs import RequestOutput
@@ -68,9 +68,20 @@ class LLM:
     """
 
     def __init__(self, model: str, chat_template: str | None = None, **kwargs: Any) -> None:
-        config, notes = engine_config_from_kwargs({"model": model, **kwargs})
-        if faults := read_env().faults:
-            arm(faults)
+        env = Env()
+        try:
+            env = read_env()
+            self._start(env, chat_template, {"model": model, **kwargs})
+        except ConfigError as error:
+            if env.debug:
+                raise
+            raise error.with_traceback(None) from None  # without the frames that found it
+
+    def _start(self, env: Env, chat_template: str | None, kwargs: Mapping[str, Any]) -> None:
+        """Load the model; the arguments are those of the class."""
+        config, notes = engine_config_from_kwargs(kwargs)
+        if env.faults:
+            arm(env.faults)
         for note in notes:
             logger.warning("%s", note)
         folder = resolve_model_path(config.model, config.revision, gguf_file=config.gguf_file)
