@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastdeploy.config.flag import Flag, FlagClass
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, unset_variable
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _TOKEN_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -33,6 +33,7 @@ def convert(flag: Flag, raw: Any, shown: str) -> Any:
         value = converter(raw)
     except (ValueError, TypeError) as error:
         detail = f": {error}" if flag.kind == "json" else ""
+        detail += "" if flag.is_secret else unset_variable(raw)
         raise ConfigError(shown, f"expected {expected}, got {got}{detail}") from None
     if flag.flag_class is not FlagClass.HONOURED and not flag.is_valid(value):
         raise ConfigError(shown, f"expected {flag.expected}, got {got}")

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+
+_SHELL_VARIABLE = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
 
 
 class FastDeployError(Exception):
@@ -158,3 +161,11 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a suggestion for a message about an unknown name: the nearest known name; "" if there is none."""
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def unset_variable(value: object) -> str:
+    """Return the end of a message about a wrong value in which a shell variable was not replaced; "" for others."""
+    found = _SHELL_VARIABLE.search(value) if isinstance(value, str) else None
+    if found is None:
+        return ""
+    return f"; a shell variable was not set: no shell has replaced {found.group()}, as in single quotes and in files"

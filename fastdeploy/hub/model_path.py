@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import local_model_path
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, unset_variable
 from fastdeploy.gguf.folder import gguf_folder
 from fastdeploy.hub import gguf_choice, smollm2
 from fastdeploy.hub.clients import DEFAULT_REVISIONS, download
@@ -64,6 +64,8 @@ def find_local_model(name: str, field: str = "model", gguf_file: str = "") -> Pa
         return path
     if name == smollm2.NAME:
         return smollm2.SMOLLM2.path if smollm2.SMOLLM2.is_cached else None
+    if not path.exists() and (hint := unset_variable(name)):
+        raise ConfigError(field, f"{name} is not the name of a model{hint}")
     is_path = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     if path.exists() or is_path or (name.endswith(gguf_choice.SUFFIX) and not gguf_file):
         raise ConfigError(field, f"{name} is neither a directory nor a GGUF file")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,25 @@ def test_all_unknown_keys_of_a_mapping_are_named_at_once(flags: str, lines: list
     with pytest.raises(ConfigError) as caught:
         parse_serve_args(["demo", *flags.split()])
     assert str(caught.value).split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "end"),
+    [
+        ("--port ${PORT}", "got '${PORT}'; a shell variable was not set: no shell has replaced ${PORT}, as in single "),
+        ("--max-model-len $len", "got '$len'; a shell variable was not set: no shell has replaced $len, as in single "),
+    ],
+)
+def test_a_shell_variable_that_was_not_replaced_is_named(flags: str, end: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(end)):
+        parse_serve_args(["demo", *flags.split()])
+
+
+@pytest.mark.parametrize("flags", ["--port $5", "--port 5$", "--scheduler-port {}"])
+def test_other_wrong_values_name_no_shell_variable(flags: str) -> None:
+    with pytest.raises(ConfigError, match="expected an integer") as caught:
+        parse_serve_args(["demo", *flags.split()])
+    assert "shell" not in str(caught.value)
 
 
 def test_equal_values_of_a_flag_and_its_counterpart_are_accepted(tmp_path: Path) -> None:

@@ -101,3 +101,22 @@ def test_the_offline_engine_takes_model_and_tokenizer_of_that_revision(monkeypat
     llm = LLM("owner/name", revision="v1.5", max_num_seqs=2, max_model_len=64)
     assert llm.tokenizer.encode("def") == LLM("demo", max_num_seqs=2, max_model_len=64).tokenizer.encode("def")
     assert {call["revision"] for call in client.calls} == {"v1.5"}
+
+
+@pytest.mark.parametrize("name", ["${path_to_model}", "$MODEL", "/models/${NAME}", "owner/${NAME}"])
+@pytest.mark.parametrize("field", ["model", "tokenizer"])
+def test_a_name_with_a_shell_variable_is_refused_without_a_request_to_the_hub(
+    monkeypatch: pytest.MonkeyPatch, name: str, field: str
+) -> None:
+    client = FakeClient()
+    install(monkeypatch, "HUGGINGFACE", client)
+    with pytest.raises(ConfigError) as caught:
+        resolve_model_path(name, field=field)
+    assert str(caught.value).startswith(f"{field}: {name} is not the name of a model; a shell variable was not set")
+    assert client.calls == []
+
+
+def test_a_folder_may_have_a_dollar_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "$MODEL").symlink_to(DEMO)
+    monkeypatch.chdir(tmp_path)
+    assert Path(resolve_model_path("$MODEL")).samefile(DEMO)
