@@ -38,7 +38,7 @@ def convert(flag: Flag, raw: Any, shown: str) -> Any:
     if flag.flag_class is not FlagClass.HONOURED and not flag.is_valid(value):
         raise ConfigError(shown, f"expected {flag.expected}, got {got}")
     if isinstance(value, str) and value.lower() in flag.refused_values:
-        raise ConfigError(f"{shown} {value}", flag.refused_values[value.lower()])
+        raise ConfigError(f"{shown} {value}", f"is refused: {flag.refused_values[value.lower()]}")
     return flag.aliases.get(value, value) if isinstance(value, str) else value
 
 

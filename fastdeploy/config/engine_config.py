@@ -27,7 +27,7 @@ _KV_CACHE_MEMORY_HELP = (
     "memory for KV blocks, such as 512Mi, taken at the start (default on the CPU: what --max-num-seqs full contexts "
     "need, at most half of what is free, taken as it is used; on a GPU: --gpu-memory-utilization)"
 )
-_HALF = dict.fromkeys(("half", "float16"), "is not available; take bfloat16 or float32")
+_HALF = dict.fromkeys(("half", "float16"), "take bfloat16 or float32")
 _HF_OVERRIDES = mapping(
     help="values instead of those of config.json, for RoPE and max_position_embeddings only, such as "
     '\'{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}\'',

@@ -15,6 +15,8 @@ from fastdeploy.core.errors import ConfigError, ConfigErrors, ErrorCollector, di
 
 COMMAND_LINE = "command line"
 LLM_ARGUMENT = "LLM argument"
+REFUSED = "is refused, leave it out"
+"""What a message says of a refused flag before the reason, which names what to use instead if there is something."""
 
 
 def resolve_flags(
@@ -39,9 +41,9 @@ def resolve_flags(
         with problems.collecting(), errors_name_the_origin(provenance, name):
             value = convert(flag, raw, shown)
             if flag.flag_class is FlagClass.REFUSED and value not in flag.neutral:
-                raise ConfigError(text, flag.reason)
+                raise ConfigError(text, f"{REFUSED}: {flag.reason}")
             if is_gpu and flag.refused_on_gpu and value not in flag.neutral:
-                raise ConfigError(text, flag.refused_on_gpu)
+                raise ConfigError(text, f"{REFUSED}: {flag.refused_on_gpu}")
             if flag.flag_class is FlagClass.NO_EFFECT and value not in flag.neutral:
                 notes.append(f"{shown} {value} has no effect: {flag.reason}")
             for target, item, source in _targets(flag, shown, raw, value):

@@ -145,7 +145,7 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         (
             "demo -pp 2",
             "--pipeline-parallel-size 2",
-            "2: pipeline parallelism is not supported$",
+            "2: is refused, leave it out: pipeline parallelism is not supported$",
         ),
         *(
             (f"demo --kv-cache-dtype {name}", "kv_cache_dtype", f"expected one of auto, int8, got '{name}'")
@@ -192,12 +192,12 @@ def test_all_errors_of_a_command_are_raised_at_once_one_per_line(tmp_path: Path)
     assert str(caught.value).split("\n") == [
         "--no-such: unknown flag",
         f"workres: unknown key of {file}; did you mean 'workers'?",
-        "--enable-lora: LoRA adapters are not supported",
-        "--router a:1: nodes find each other through Redis; see --scheduler-name",
-        "--data-parallel-size 2: data parallelism is not available yet",
+        "--enable-lora: is refused, leave it out: LoRA adapters are not supported",
+        "--router a:1: is refused, leave it out: nodes find each other through Redis; see --scheduler-name",
+        "--data-parallel-size 2: is refused, leave it out: data parallelism is not available yet",
         "--max-num-seqs: expected an integer, got 'x'",
-        "--dtype half: is not available; take bfloat16 or float32",
-        f"enable_sleep_mode: sleep mode is not available yet ({file})",
+        "--dtype half: is refused: take bfloat16 or float32",
+        f"enable_sleep_mode: is refused, leave it out: sleep mode is not available yet ({file})",
         "port: expected an integer in [0, 65535], got 70000",
         "workers: expected an integer in [1, 256], got 0",
         f"block_size: expected a multiple of 16, got 17 ({file})",
@@ -212,7 +212,7 @@ def test_all_wrong_arguments_of_llm_are_raised_at_once() -> None:
     assert str(caught.value).split("\n") == [
         "max_modle_len: unknown LLM argument; did you mean 'max_model_len'?",
         "port: is a flag of the server, not an argument of LLM",
-        "enable_lora: LoRA adapters are not supported",
+        "enable_lora: is refused, leave it out: LoRA adapters are not supported",
     ]
 
 

@@ -69,7 +69,7 @@ def test_refused_flag_says_why_in_one_line(flag: Flag) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_serve_args(given)
     assert str(caught.value).startswith(flag.option)
-    assert str(caught.value).endswith(f": {flag.reason}")
+    assert str(caught.value).endswith(f": is refused, leave it out: {flag.reason}")
     assert "\n" not in str(caught.value)
 
 
@@ -153,11 +153,17 @@ def test_the_short_names_of_vllm_are_known() -> None:
             "--spec-method ngram --spec-tokens 2 --num-speculative-tokens 3",
             "--num-speculative-tokens 3: contradicts --spec-tokens 2",
         ),
-        ("--load-format gguf", "--load-format gguf: only safetensors files are read"),
-        ("--dtype half", "--dtype half: is not available; take bfloat16 or float32"),
-        ("--dtype float16", "--dtype float16: is not available; take bfloat16 or float32"),
-        ("--tokenizer-mode slow", "--tokenizer-mode slow: there is one kind of tokenizer; take auto"),
-        ("--tokenizer-mode mistral", "--tokenizer-mode mistral: there is one kind of tokenizer; take auto"),
+        ("--load-format gguf", "--load-format gguf: is refused: give the GGUF file as the model; take auto"),
+        ("--dtype half", "--dtype half: is refused: take bfloat16 or float32"),
+        ("--dtype float16", "--dtype float16: is refused: take bfloat16 or float32"),
+        (
+            "--tokenizer-mode slow",
+            "--tokenizer-mode slow: is refused, leave it out: there is one kind of tokenizer; take auto",
+        ),
+        (
+            "--tokenizer-mode mistral",
+            "--tokenizer-mode mistral: is refused, leave it out: there is one kind of tokenizer; take auto",
+        ),
         (
             "--guided-decoding-backend off --structured-outputs-config.backend xgrammar",
             "--structured-outputs-config: contradicts --guided-decoding-backend off",

@@ -116,7 +116,10 @@ def test_sizes_beyond_the_largest_graph_are_said() -> None:
             ],
             "compilation_config.cudagraph_capture_sizes: contradicts graph_optimization_config",
         ),
-        (["-tp", "2"], "--tensor-parallel-size 2: more than one rank is not available with --device gpu"),
+        (
+            ["-tp", "2"],
+            "--tensor-parallel-size 2: is refused, leave it out: more than one rank is not available with --device gpu",
+        ),
     ],
 )
 def test_what_a_gpu_cannot_do_is_refused_by_name(flags: list[str], message: str) -> None:

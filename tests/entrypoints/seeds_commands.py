@@ -78,7 +78,7 @@ vllm serve /deepseek-ai/DeepSeek-V3.2-Exp-W8A8 \\
     --compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}' \\
     --speculative-config '{"num_speculative_tokens": 2, "method":"deepseek_mtp", "disable_padded_drafter_batch": "False"}'
 """,
-        "--enable-expert-parallel: expert parallelism is not available yet",
+        "--enable-expert-parallel: is refused, leave it out: expert parallelism is not available yet",
     ),
     Command(
         "MTP, tensor parallel",

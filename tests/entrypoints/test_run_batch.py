@@ -279,7 +279,7 @@ def test_private_server_is_started_with_the_engine_s_flags_and_stopped(tmp_path:
             ["--url", "http://localhost:1/v1", "--model", "demo"],
             "--model: not allowed with --url, which names a running server",
         ),
-        (["--model", "demo", "--data-parallel-size", "2"], "--data-parallel-size 2: data parallelism is not available"),
+        (["--model", "demo", "--data-parallel-size", "2"], "--data-parallel-size 2: is refused, leave it out: data"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_runs(tmp_path: Path, flags: list[str], message: str) -> None:

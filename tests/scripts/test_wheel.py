@@ -51,7 +51,10 @@ def test_the_wheel_has_the_digests_that_a_device_is_checked_with(environment: Pa
 def test_flags_of_other_servers_are_read_from_the_wheel(environment: Path, tmp_path: Path) -> None:
     done = run(tmp_path, environment / "fastdeploy", "serve", "demo", "--pipeline-parallel-size", "2")
     assert done.returncode == 2
-    assert done.stderr == "fastdeploy: error: --pipeline-parallel-size 2: pipeline parallelism is not supported\n"
+    assert done.stderr == (
+        "fastdeploy: error: --pipeline-parallel-size 2: is refused, leave it out: "
+        "pipeline parallelism is not supported\n"
+    )
 
 
 def test_the_wheel_serves_with_speculation(environment: Path, tmp_path: Path) -> None:
