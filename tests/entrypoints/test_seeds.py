@@ -97,7 +97,8 @@ def test_command_with_a_longer_context_than_the_model_has_needs_the_documented_f
     file = "benchmarks/yaml/eb45t-32k-wint4-mtp-h100-tp4.yaml"
     done = start(flags_of(command.text))
     message = f"max_model_len: 32768 is more than the model's limit of 2048 tokens ({file})"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"fastdeploy: error: {message}\n")
+    first_line = f"FastDeploy {fastdeploy.__version__}, loading demo\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, first_line, f"fastdeploy: error: {message}\n")
     assert f"serve demo --config {file} {' '.join(DEMO_CONTEXT)}" in PAGE
 
 
