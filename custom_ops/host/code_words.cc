@@ -12,8 +12,8 @@ namespace fd::codes {
 namespace {
 
 constexpr int kWordBits = 32;
-constexpr int kTileRows = 64;                               // words of a column that are transposed at a time
-constexpr int kTileColumns = 16;                            // words of a row that are read at a time: a cache line
+constexpr int kTileRows = 64;                                // words of a column that are transposed at a time
+constexpr int kTileColumns = 16;                             // words of a row that are read at a time: a cache line
 constexpr int kAwqShifts[] = {0, 16, 4, 20, 8, 24, 12, 28};  // of the outputs of a word
 
 struct Range {
