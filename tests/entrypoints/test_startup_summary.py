@@ -65,7 +65,12 @@ def test_a_start_shows_the_notes_of_flags_and_of_the_engine(capsys: pytest.Captu
     args = parse_serve_args(["demo", "--enforce-eager", "--uds", "/run/s", "--served-model-name", "a", "b"])
     description = {**DESCRIPTION, "notes": ["context 2048 of the model's 8192: the draft model"]}
     parser = SimpleNamespace(description="")
-    server = SimpleNamespace(description=lambda: description, defaults=GenerationDefaults(), tool_parser=parser)
+    server = SimpleNamespace(
+        description=lambda: description,
+        defaults=GenerationDefaults(),
+        tool_parser=parser,
+        engine_config=args.engine,
+    )
     announce(server, args, "http://localhost")  # type: ignore[arg-type]
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "  note: --enforce-eager True has no effect: there are no CUDA graphs and no graph compiler on the CPU",
