@@ -20,7 +20,7 @@ from paddle import Tensor
 
 from fastdeploy.config.coded.fp8_config import BLOCK, parse_fp8
 from fastdeploy.config.model_config import DType
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.coded.grouped_piece import bad_tensor
 from fastdeploy.models.finite import bits_of
 from fastdeploy.models.weight_source import Fidelity, SafetensorsSource
 from fastdeploy.ops.coded_piece import Codes
@@ -159,4 +159,4 @@ def _check_scales(files: SafetensorsSource, weight: str, scale: str, block: tupl
 
 
 def _refuse(files: SafetensorsSource, name: str, problem: str) -> NoReturn:
-    raise ConfigError("model", f"{files.where(name)} {problem}")
+    raise bad_tensor(files, name, problem)
