@@ -95,6 +95,29 @@ def write_fp8_model(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+def write_word_model(folder: Path, method: str) -> None:
+    """Write the checkpoint of `write_model` with linear layers of four bits in AWQ's or GPTQ's layout."""
+    raw = json.loads((GOLDEN / "qwen3_moe" / "config.json").read_text()) | SIZES
+    quantization = {"quant_method": method, "bits": 4, "group_size": 128}
+    raw["quantization_config"] = quantization | (
+        {"version": "gemm", "zero_point": True} if method == "awq" else {"desc_act": False, "sym": False}
+    )
+    (folder / "config.json").write_text(json.dumps(raw))
+    config = ModelConfig.from_pretrained(folder)
+    tensors = {}
+    for name, (outputs, *inputs) in expected_shapes(config, find_architecture(config)).items():
+        if not name.endswith("_proj.weight"):
+            tensors[name] = paddle.full([outputs, *inputs], 0.01, "bfloat16")
+            continue
+        module, width = name.removesuffix(".weight"), inputs[0]
+        num_groups = -(-width // 128)
+        words = [width, outputs // 8] if method == "awq" else [width // 8, outputs]
+        tensors[f"{module}.qweight"] = paddle.full(words, 0x12345678, "int32")
+        tensors[f"{module}.qzeros"] = paddle.full([num_groups, outputs // 8], 0x12345678, "int32")
+        tensors[f"{module}.scales"] = paddle.full([num_groups, outputs], 0.01, "float16")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 def added_by_loading(folder: Path, quantization: str = "") -> tuple[int, int, int]:
     """Return the bytes by which memory grew at most and in the end, and those of the packed weights.
 
@@ -138,5 +161,16 @@ def test_fp8_is_loaded_with_the_packed_weights_and_less_than_a_layer_of_the_file
     write_fp8_model(tmp_path)  # 48 MiB of codes in layers of 16
     peak, kept, weights = added_by_loading(tmp_path, quantization)
     assert weights > weights_mib * MIB
+    assert peak < weights + OTHERS_MIB * MIB
+    assert kept < weights + OTHERS_MIB * MIB
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_codes_in_words_are_loaded_with_the_packed_weights_and_less_than_a_layer_of_the_files_in_memory(
+    method: str, tmp_path: Path
+) -> None:
+    write_word_model(tmp_path, method)
+    peak, kept, weights = added_by_loading(tmp_path)
+    assert 24 * MIB < weights < 32 * MIB
     assert peak < weights + OTHERS_MIB * MIB
     assert kept < weights + OTHERS_MIB * MIB
