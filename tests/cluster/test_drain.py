@@ -22,7 +22,7 @@ def body(seed: int) -> dict[str, Any]:
     return {
         "model": MODEL,
         "prompt_token_ids": [5 + seed, *range(20, 200)],
-        "max_tokens": 150,
+        "max_tokens": 400,  # eight seconds, so that no stream ends before the node does on a slow machine
         "ignore_eos": True,
         "seed": seed,
         "request_id": f"r{seed}",
