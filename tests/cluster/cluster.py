@@ -160,6 +160,7 @@ class Cluster:
 
     Attributes:
         nodes: one per role of the shape.
+        model: the folder of the mock engine's model, or what was given.
         redis: None with the scheduler `local`.
         temporary: TMPDIR of all nodes, where their runtime folders are.
     """
@@ -192,6 +193,7 @@ class Cluster:
         self.redis = LastingRedis(folder / "redis", persistence) if self._owns_redis else redis
         mock = factory == FACTORY
         model = model or str(save_mock_model(_made(folder / "model"), **options))
+        self.model = Path(model)
         common = [model, "--served-model-name", MODEL, "--workers", str(shape.workers)]
         common += [*(MOCK_FLAGS if mock else DEMO_FLAGS), *self._cluster_flags(topic), *flags]
         env = {"TMPDIR": str(self.temporary)}
