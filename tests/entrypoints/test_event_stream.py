@@ -12,12 +12,21 @@ import pytest
 
 from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
 from fastdeploy.entrypoints.openai import event_stream
+from fastdeploy.entrypoints.openai.app import ENDPOINTS
 from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.event_stream import EventStream
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 from fastdeploy.entrypoints.openai.renaming import renamed_errors
+from tests.entrypoints.server_process import ServerProcess
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+STREAMED = {
+    "/v1/completions": {"prompt": "hello", "max_tokens": 3},
+    "/v1/chat/completions": HELLO,
+    "/v1/messages": {"model": "default", **HELLO},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 3},
+}
 Work = Callable[[EventStream, list[bytes]], Awaitable[None]]
 
 
@@ -42,6 +51,19 @@ def sent_by(work: Work, keep_alive: bytes) -> list[Any]:
 async def until(sent: list[bytes], event: bytes, count: int) -> None:
     while sent.count(event) < count:
         await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("path", [endpoint.path for endpoint in ENDPOINTS if endpoint.event is not None])
+def test_streams_and_only_streams_tell_proxies_not_to_buffer_or_store_them(
+    parsing_server: ServerProcess, path: str
+) -> None:
+    stream = parsing_server.post(path, {**STREAMED[path], "stream": True}).headers
+    assert stream["content-type"].startswith("text/event-stream")
+    assert (stream["x-accel-buffering"], stream["cache-control"]) == ("no", "no-cache")
+    whole = parsing_server.post(path, STREAMED[path])
+    refused = parsing_server.post(path, {**STREAMED[path], "stream": True, "temperature": -1})
+    assert (whole.status_code, refused.status_code) == (200, 400)
+    assert all("x-accel-buffering" not in answer.headers for answer in (whole, refused))
 
 
 def test_silence_is_filled_with_keep_alive_events(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from starlette.types import Message, Send
 from fastdeploy.entrypoints.openai.serving_base import Serving
 
 KEEP_ALIVE_S = 15.0  # proxies and clients close connections that are silent for 30 s to 60 s
+STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+"""Of every stream: proxies do not store it, and nginx passes each event on at once instead of filling a buffer."""
 
 
 class EventStream:

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from fastdeploy.entrypoints.openai.clients import Client
 from fastdeploy.entrypoints.openai.errors import deadline_exceeded, error_response, record_refusal, to_api_error
-from fastdeploy.entrypoints.openai.event_stream import EventStream
+from fastdeploy.entrypoints.openai.event_stream import STREAM_HEADERS, EventStream
 from fastdeploy.entrypoints.openai.serving_base import Serving
 
 
@@ -102,7 +102,7 @@ class GenerationResponse:
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         else:
-            headers.append((b"cache-control", b"no-cache"))
+            headers.extend(STREAM_HEADERS)
         return {"type": "http.response.start", "status": status, "headers": headers}
 
 
