@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
+from urllib.parse import quote, urljoin
 
 import httpx
 import pytest
+from starlette.requests import Request
 
+from fastdeploy.config.server_config import ServerConfig
+from fastdeploy.entrypoints.openai.pages import page
 from tests.entrypoints.server_process import ServerProcess, mock_server, sample
 
 KEY = {"Authorization": "Bearer alpha"}
@@ -50,7 +56,8 @@ PATHS = [
     ("/llm%2Fhealth", 200, 200),
     ("/llm%2fllm%2fhealth", 401, 404),
     ("/llm/metrics", 200, 200),
-    ("/llm", 200, 200),
+    ("/llm", 307, 307),
+    ("/%6clm", 307, 307),
     ("/llm/", 200, 200),
     ("/", 200, 200),
     ("/llm/config-info", 401, 200),
@@ -105,6 +112,29 @@ def test_pages_link_to_the_root_path_however_they_were_reached(proxied: ServerPr
     for path in ("/docs", "/llm/docs"):
         page = httpx.get(proxied.url + path).text
         assert "/llm/docs/swagger-ui-bundle.js" in page and "/llm/llm" not in page
+
+
+@pytest.mark.parametrize("query", ["", "?a=1&b=%2F"])
+def test_the_root_path_without_a_slash_leads_to_the_page_by_a_relative_address(
+    proxied: ServerProcess, query: str
+) -> None:
+    answer = httpx.get(f"{proxied.url}/llm{query}")
+    assert (answer.status_code, answer.headers["location"]) == (307, f"llm/{query}")
+    followed = httpx.get(f"{proxied.url}/llm{query}", follow_redirects=True)
+    assert followed.status_code == 200 and followed.url.raw_path == f"/llm/{query}".encode()
+    assert "<title>FastDeploy" in followed.text
+
+
+@pytest.mark.parametrize(
+    ("root_path", "location"), [("/outer/llm", "llm/"), ("/v1:a", "v1%3Aa/"), ("/a b?", "a%20b%3F/"), ("/é", "%C3%A9/")]
+)
+def test_the_address_of_the_page_is_relative_to_any_root_path(root_path: str, location: str) -> None:
+    path = quote(root_path)
+    scope = {"type": "http", "path": "/", "raw_path": path.encode(), "query_string": b"", "headers": []}
+    app = SimpleNamespace(state=SimpleNamespace(server=SimpleNamespace(config=ServerConfig(root_path=root_path))))
+    answer = asyncio.run(page(Request({**scope, "app": app})))
+    assert answer.headers["location"] == location
+    assert urljoin(f"https://example.com{path}", location) == f"https://example.com{quote(root_path, safe='/')}/"
 
 
 def request_ids(server: ServerProcess, headers: dict[str, str]) -> dict[str, str]:

@@ -11,12 +11,13 @@ from functools import lru_cache
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, RedirectResponse, Response
 
 from fastdeploy.entrypoints.openai.openapi import Endpoint
 from fastdeploy.entrypoints.openai.routes_info import server_of
@@ -30,9 +31,19 @@ _DOCS_POLICY = (
 
 
 async def page(request: Request) -> Response:
-    """Return a page to try a prompt, which colours each token by its source."""
+    """Return a page to try a prompt, which colours each token by its source.
+
+    The addresses in it are relative, so that it works under any path of a proxy, if its own address ends with a slash.
+    """
+    if not request.scope["raw_path"].endswith(b"/"):  # /llm, of a server whose root path is /llm
+        name = server_of(request).config.root_path.rpartition("/")[2]
+        return RedirectResponse(_with_query(f"{quote(name, safe='')}/", request.scope["query_string"]))
     content, policy = _page()
     return Response(content, headers={"Content-Security-Policy": policy, **_HEADERS}, media_type="text/html")
+
+
+def _with_query(url: str, query: bytes) -> str:
+    return f"{url}?{query.decode('latin-1')}" if query else url
 
 
 @lru_cache(maxsize=1)
