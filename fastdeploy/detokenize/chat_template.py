@@ -92,6 +92,11 @@ class ChatTemplates:
         self._traits: dict[str, TemplateTraits] = {}
         self._lock = Lock()
 
+    @property
+    def has_default(self) -> bool:
+        """Whether there is a template for conversations without tools."""
+        return DEFAULT in self.templates
+
     def select(self, template: str | None, has_tools: bool) -> str:
         """Return `template`, or the template of that name; for None, the one for conversations with or without tools.
 

@@ -137,6 +137,18 @@ def mock_server(
 
 
 @contextmanager
+def templateless_server(folder: Path, *flags: str) -> Iterator[ServerProcess]:
+    """Run a server with the mock engine, whose model in `folder` has no chat template."""
+    config = save_mock_model(folder) / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": None}))
+    server = ServerProcess([str(folder), *flags])
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+@contextmanager
 def real_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
     """Run a server with the real engine."""
     server = ServerProcess(list(flags), factory=DEFAULT_FACTORY, env=env)

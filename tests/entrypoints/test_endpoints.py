@@ -7,13 +7,14 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.detokenize.tokenizers_for_tests import make_tokenizer
-from tests.entrypoints.server_process import ServerProcess, mock_server
+from tests.entrypoints.server_process import ServerProcess, mock_server, templateless_server
 
 TOKENIZER = make_tokenizer("byte_level")
 LONG: dict[str, Any] = {"prompt": "the", "max_tokens": 190, "seed": 3, "stream": True}
@@ -93,6 +94,24 @@ def test_models_have_the_fields_of_fastdeploy(server: ServerProcess) -> None:
     )
     assert card["permission"][0]["object"] == "model_permission"
     assert server.get("/v1/models/default").json() == card
+
+
+@pytest.mark.parametrize("flags", [(), ("--chat-template", "{{ messages[0].content }}")])
+def test_models_say_whether_conversations_need_a_template_of_the_request(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    with templateless_server(tmp_path, *flags) as running:
+        card = running.get("/v1/models").json()["data"][0]
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+        assert running.post("/v1/chat/completions", body).status_code == (200 if flags else 400)
+    assert card["has_chat_template"] is bool(flags)
+    assert (card["architecture"], card["dtype"], card["quantization"]) == ("Mock", "float32", None)
+
+
+def test_models_say_what_the_model_is(drafting_server: ServerProcess) -> None:
+    card = drafting_server.get("/v1/models").json()["data"][0]
+    assert (card["architecture"], card["dtype"], card["quantization"]) == ("Ernie4_5ForCausalLM", "bfloat16", "none")
+    assert card["has_chat_template"] is True
 
 
 def test_config_info_has_the_origin_of_values_and_no_secret(keyed: ServerProcess) -> None:

@@ -51,6 +51,8 @@ class ModelCard(ResponseBody, kw_only=True):
         created_at: the time of `created`, as in RFC 3339
         max_input_tokens, max_tokens: the same as `max_model_len`
         max_model_len: maximum number of tokens of prompt and output; null until the model is loaded
+        architecture, dtype, quantization: of the model; null until it is loaded
+        has_chat_template: conversations need no `chat_template` in the request
     """
 
     id: str
@@ -67,6 +69,10 @@ class ModelCard(ResponseBody, kw_only=True):
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int | None
     max_tokens: int | None
+    architecture: str | None
+    dtype: str | None
+    quantization: str | None
+    has_chat_template: bool
 
 
 class ModelList(ResponseBody, kw_only=True):
@@ -178,9 +184,10 @@ async def get_model(request: Request) -> Response:
 
 
 def _model_card(server: ApiServer, name: str) -> ModelCard:
-    created = server.created_s
+    created, description = server.created_s, server.description()
     requested = server.engine_config.max_model_len
-    max_model_len = server.description().get("max_model_len", None if requested == "auto" else requested)
+    max_model_len = description.get("max_model_len", None if requested == "auto" else requested)
+    numerics = description.get("fingerprint", {})
     return ModelCard(
         id=name,
         created=created,
@@ -191,6 +198,10 @@ def _model_card(server: ApiServer, name: str) -> ModelCard:
         created_at=datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=max_model_len,
         max_tokens=max_model_len,
+        architecture=description.get("architecture"),
+        dtype=numerics.get("dtype"),
+        quantization=numerics.get("quantization"),
+        has_chat_template=server.chat_template is not None or server.tokenizer.chat_templates.has_default,
     )
 
 
