@@ -30,6 +30,7 @@ from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.stats import EngineStats, NodeStats
 from fastdeploy.entrypoints.openai import routes_cluster
 from fastdeploy.entrypoints.openai.app import make_app
+from fastdeploy.entrypoints.openai.examples import BODIES
 from fastdeploy.entrypoints.openai.routes_cluster import RoleResponse
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.ipc.messages import Ready
@@ -100,6 +101,12 @@ def set_role(server: ApiServer, role: Any, host: str = HERE, **headers: str) -> 
 def error_of(response: httpx.Response) -> tuple[int, str, str]:
     error = response.json()["error"]
     return response.status_code, error["code"], error["message"]
+
+
+@pytest.mark.parametrize("cluster", [SPLIT, GLOBAL])
+def test_the_example_of_the_documentation_is_answered(cluster: ClusterConfig) -> None:
+    server = make_server(FakeScheduler(make_node(role="decode")), cluster)
+    assert send(server, "POST", "/v1/role", json=BODIES["/v1/role"]).status_code == 200
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed", "draining"])

@@ -11,6 +11,7 @@ from urllib.parse import urljoin
 import httpx
 import pytest
 
+from fastdeploy.entrypoints.openai.examples import BODIES, PATH_PARAMETERS
 from tests.entrypoints.openapi_fields import make_document
 from tests.entrypoints.server_process import ServerProcess, mock_server
 
@@ -55,6 +56,28 @@ def test_policy_of_the_pages_forbids_requests_to_other_hosts(server: ServerProce
 def test_style_sheet_loads_nothing(server: ServerProcess) -> None:
     loaded = re.findall(r"url\(([^)]*)\)|@import", server.get("/docs/swagger-ui.css").text)
     assert [url for url in loaded if not url.strip("\"'").startswith("data:")] == []
+
+
+def test_scripts_of_redoc_name_no_other_host_to_load_from(server: ServerProcess) -> None:
+    script = server.get("/docs/redoc.standalone.js").text
+    assert 'src:"data:,"' in script, "the logo of the footer; look for its address if ReDoc has changed"
+    assert "cdn." not in script
+
+
+def test_bodies_open_as_examples_because_schemas_cannot_be_sent(server: ServerProcess) -> None:
+    assert '"defaultModelRendering": "example"' in server.get("/docs").text
+
+
+@pytest.mark.parametrize("path", sorted(set(BODIES) - {"/v1/role"}))
+def test_examples_are_answered(server: ServerProcess, path: str) -> None:
+    """`test_cluster_routes.py` sends the example of /v1/role, which a server alone does not have."""
+    response = server.post(path, BODIES[path])
+    assert response.status_code == 200, response.text
+
+
+def test_examples_of_paths_are_answered(server: ServerProcess) -> None:
+    paths = [path for path in make_document()["paths"] if "{" in path]
+    assert [server.get(path.format_map(PATH_PARAMETERS)).status_code for path in paths] == [200] * len(paths)
 
 
 def test_openapi_json_is_the_document(server: ServerProcess) -> None:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 from fastapi import FastAPI
@@ -15,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from fastdeploy.core.sampling_params import RANGES
 from fastdeploy.entrypoints.openai.app import ENDPOINTS
+from fastdeploy.entrypoints.openai.examples import BODIES, PATH_PARAMETERS
 from fastdeploy.entrypoints.openai.openapi import build_document
 from fastdeploy.entrypoints.openai.protocol import (
     FIELD_RANGES,
@@ -68,6 +71,44 @@ def test_document_of_a_server_with_keys_says_which_endpoints_need_one() -> None:
     assert paths["/v1/models"]["get"]["security"] == [{"apiKey": []}, {"apiKeyHeader": []}]
     assert "401" in paths["/v1/models"]["get"]["responses"]
     assert "security" not in paths["/health"]["get"]
+
+
+def operations() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each operation with its path."""
+    for path, methods in make_document()["paths"].items():
+        for operation in methods.values():
+            yield path, operation
+
+
+def test_every_body_has_an_example_and_every_example_a_body() -> None:
+    assert {one.path for one in ENDPOINTS if one.request is not None} == set(BODIES), "see examples.py"
+    parameters = [parameter for _, operation in operations() for parameter in operation.get("parameters", ())]
+    names = {parameter["name"] for parameter in parameters if parameter["in"] == "path"}
+    assert names == set(PATH_PARAMETERS)
+
+
+def test_examples_are_in_the_document_and_their_schemas_allow_them() -> None:
+    document = make_document()
+    for path, body in BODIES.items():
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert content["example"] == body
+        schema = {**content["schema"], "components": document["components"]}
+        jsonschema.validate(msgspec.to_builtins(body), schema, jsonschema.Draft202012Validator)
+
+
+def test_operations_refer_to_the_schemas_of_bodies_and_responses() -> None:
+    for path, operation in operations():
+        parts = [operation["requestBody"]] if "requestBody" in operation else []
+        for part in [*parts, *operation["responses"].values()]:
+            for media_type, content in part["content"].items():
+                if media_type == "application/json":
+                    assert set(content["schema"]) == {"$ref"}, path
+
+
+def test_every_operation_is_below_one_heading_and_no_heading_is_empty() -> None:
+    headings = [tag["name"] for tag in make_document()["tags"]]
+    used = [tuple(operation["tags"]) for _, operation in operations()]
+    assert set(used) == {(name,) for name in headings}
 
 
 def test_paths_fields_and_ranges_are_those_of_the_last_release() -> None:

@@ -251,6 +251,7 @@ ENDPOINTS = (
         response=CompletionResponse,
         event=CompletionStreamResponse,
         errors=GENERATION_ERRORS,
+        tag="Generation",
     ),
     Endpoint(
         "/v1/chat/completions",
@@ -260,6 +261,7 @@ ENDPOINTS = (
         response=ChatCompletionResponse,
         event=ChatCompletionStreamResponse,
         errors=GENERATION_ERRORS,
+        tag="Generation",
     ),
     Endpoint(
         MESSAGES_PATH,
@@ -271,6 +273,7 @@ ENDPOINTS = (
         names_events=True,
         errors=dict.fromkeys(GENERATION_ERRORS, MessagesErrorResponse),
         error=MessagesErrorResponse,
+        tag="Generation",
     ),
     *messages_routes.ENDPOINTS,
     Endpoint(
@@ -282,6 +285,7 @@ ENDPOINTS = (
         event=AnyEvent,
         names_events=True,
         errors=GENERATION_ERRORS,
+        tag="Generation",
     ),
     *routes_tokenize.ENDPOINTS,
     *routes_info.ENDPOINTS,

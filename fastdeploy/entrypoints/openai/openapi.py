@@ -31,6 +31,7 @@ from fastdeploy.core.sampling_params import (
     Range,
 )
 from fastdeploy.detokenize.messages import FUNCTION_NAME, ROLES
+from fastdeploy.entrypoints.openai.examples import BODIES, PATH_PARAMETERS
 from fastdeploy.entrypoints.openai.field_rules import rules_of
 from fastdeploy.entrypoints.openai.middleware import MAX_HEADER_ID_LENGTH
 from fastdeploy.entrypoints.openai.params import RESPONSE_FORMATS
@@ -46,6 +47,14 @@ OPENAPI_VERSION = "3.2.0"
 BODY_ERRORS: Mapping[int, type] = dict.fromkeys((400, 404, 408, 413, 415, 500, 503), ErrorResponse)
 GENERATION_ERRORS: Mapping[int, type] = {**BODY_ERRORS, **dict.fromkeys((429, 504), ErrorResponse)}
 REFERENCE = "#/components/schemas/{name}"
+TAGS: Mapping[str, str] = {
+    "Generation": "Completions and conversations, in the protocols of OpenAI and Anthropic",
+    "Tokens": "Token ids of texts and conversations, and their number",
+    "Models": "The served model under its names",
+    "Server": "State, load, metrics and versions",
+    "Administration": "Configuration, ending requests, and roles of nodes that work with others",
+}
+"""Heading of /docs -> what the operations below it are about, in the order of the page."""
 
 
 def _bounds(allowed: Range) -> Schema:
@@ -152,7 +161,8 @@ class Endpoint:
     Attributes:
         path: may contain `{name:path}`.
         handler: its docstring describes the endpoint.
-        request: struct of the body; None for no body.
+        tag: one of `TAGS`; empty if the endpoint is not documented.
+        request: struct of the body, which has an example in `examples.BODIES`; None for no body.
         response: struct of the response with status 200; None for other media types than JSON.
         event: struct of the events of a stream, or several (`A | B`); None if the endpoint does not stream.
         names_events: each event has a line with its name, and no `[DONE]` follows the last one.
@@ -171,6 +181,7 @@ class Endpoint:
     names_events: bool = False
     errors: Mapping[int, type] = field(default_factory=dict)
     error: type = ErrorResponse
+    tag: str = ""
     media_type: str = "application/json"
     is_open: bool = False
     is_documented: bool = True
@@ -200,6 +211,7 @@ def build_document(endpoints: Sequence[Endpoint], root_path: str = "", has_api_k
         "openapi": OPENAPI_VERSION,
         "info": {"title": "FastDeploy", "version": __version__},
         "servers": [{"url": root_path or "/"}],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
         "components": components,
     }
@@ -218,22 +230,24 @@ def describe_fields(model: type) -> dict[str, str]:
 def _operation(endpoint: Endpoint, method: str, has_api_keys: bool) -> Schema:
     operation: Schema = {
         "operationId": "_".join([method.lower(), *re.findall(r"\w+", endpoint.path.replace(":path", ""))]),
+        "tags": [endpoint.tag],
         "summary": inspect.cleandoc(endpoint.handler.__doc__ or "").partition("\n")[0],
         "responses": _responses(endpoint, has_api_keys),
     }
     if parameters := _parameters(endpoint):
         operation["parameters"] = parameters
     if endpoint.request is not None:
-        content = {"application/json": {"schema": _reference(endpoint.request)}}
-        operation["requestBody"] = {"required": True, "content": content}
+        body = {"schema": _reference(endpoint.request), "example": BODIES[endpoint.path]}
+        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
     if has_api_keys and not endpoint.is_open:
         operation["security"] = [{"apiKey": []}, {"apiKeyHeader": []}]
     return operation
 
 
 def _parameters(endpoint: Endpoint) -> list[Schema]:
+    schema: Schema = {"type": "string", "minLength": 1}
     parameters: list[Schema] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        {"name": name, "in": "path", "required": True, "schema": schema, "example": PATH_PARAMETERS[name]}
         for name in re.findall(r"\{(\w+)", endpoint.path)
     ]
     if endpoint.event is not None:

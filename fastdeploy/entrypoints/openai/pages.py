@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
+import html
 import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
@@ -15,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 
@@ -28,6 +30,37 @@ _DOCS_POLICY = (
     "default-src 'none'; connect-src 'self'; script-src 'self' {script}; style-src 'self' 'unsafe-inline'; "
     f"img-src 'self' data:; worker-src blob:; {_LOCKED}"
 )
+_STATIC_HEADERS = {"Cache-Control": "max-age=86400", **_HEADERS}
+_SWAGGER_UI = {
+    "validatorUrl": None,
+    "defaultModelRendering": "example",  # "Try it out" sends nothing while a body is shown as a schema
+    "defaultModelsExpandDepth": 0,
+    "displayRequestDuration": True,
+    "syntaxHighlight": False,  # a page of /metrics would take seconds
+}
+_REDOC_OPTIONS = 'side-nav-style="path-only" path-in-middle-panel expand-responses="200"'
+_REDOC_LOGO = b"https://cdn.redoc.ly/redoc/logo-mini.svg"
+_REDOC_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>FastDeploy</title>
+<link rel="icon" href="{root}/docs/favicon.png">
+<style>
+body {{ margin: 0 }}
+[role=menuitem] > ul {{ display: block !important }}  /* the routes of every tag, not only of the one in view */
+[role=menuitem] > label {{ padding-block: 6px; font-size: 12px }}
+[role=menuitem] > label > svg {{ display: none }}
+[role=menuitem] > label > span {{ white-space: normal; overflow-wrap: anywhere }}
+</style>
+</head>
+<body>
+<redoc spec-url="{root}/openapi.json" {options}></redoc>
+<script src="{root}/docs/redoc.standalone.js"></script>
+</body>
+</html>
+"""
 
 
 async def page(request: Request) -> Response:
@@ -72,7 +105,7 @@ async def swagger_ui(request: Request) -> Response:
         swagger_js_url=f"{root}/docs/swagger-ui-bundle.js",
         swagger_css_url=f"{root}/docs/swagger-ui.css",
         swagger_favicon_url=f"{root}/docs/favicon.png",
-        swagger_ui_parameters={"validatorUrl": None, "defaultModelRendering": "model", "defaultModelExpandDepth": 3},
+        swagger_ui_parameters=_SWAGGER_UI,
     ).body
     return _documentation(bytes(content).decode())
 
@@ -80,14 +113,7 @@ async def swagger_ui(request: Request) -> Response:
 async def redoc(request: Request) -> Response:
     """Return the documentation in ReDoc."""
     root = server_of(request).config.root_path
-    content = get_redoc_html(
-        openapi_url=f"{root}/openapi.json",
-        title="FastDeploy",
-        redoc_js_url=f"{root}/docs/redoc.standalone.js",
-        redoc_favicon_url=f"{root}/docs/favicon.png",
-        with_google_fonts=False,
-    ).body
-    return _documentation(bytes(content).decode())
+    return _documentation(_REDOC_PAGE.format(root=html.escape(root), options=_REDOC_OPTIONS))
 
 
 def _documentation(content: str) -> Response:
@@ -103,25 +129,36 @@ def _digest(content: str, element: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(found.group(1).encode()).digest()).decode()}'"
 
 
+def _static_path(name: str) -> Path:
+    """Return the path of a file of the package `fastapi_offline`, which is located without importing it."""
+    package = find_spec("fastapi_offline")
+    assert package is not None and package.origin is not None
+    return Path(package.origin).parent / "static" / name
+
+
 def _static_file(name: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return a handler for a file of the package `fastapi_offline`, which is located without importing it."""
+    """Return a handler for a file of the package `fastapi_offline`."""
 
     async def handler(request: Request) -> Response:
-        package = find_spec("fastapi_offline")
-        assert package is not None and package.origin is not None
-        headers = {"Cache-Control": "max-age=86400", **_HEADERS}
-        return FileResponse(Path(package.origin).parent / "static" / name, headers=headers)
+        return FileResponse(_static_path(name), headers=_STATIC_HEADERS)
 
     return handler
 
 
-ENDPOINTS = (Endpoint("/", page, media_type="text/html", is_open=True),)
+async def redoc_script(request: Request) -> Response:
+    """Return the script of ReDoc, without the address of the logo that it would load from another host."""
+    script = await asyncio.to_thread(_static_path("redoc.standalone.js").read_bytes)
+    return Response(script.replace(_REDOC_LOGO, b"data:,"), headers=_STATIC_HEADERS, media_type="text/javascript")
+
+
+ENDPOINTS = (Endpoint("/", page, media_type="text/html", is_open=True, tag="Server"),)
 DOCS_ENDPOINTS = (
     Endpoint("/openapi.json", openapi_json, is_open=True, is_documented=False),
     Endpoint("/docs", swagger_ui, is_open=True, is_documented=False),
     Endpoint("/redoc", redoc, is_open=True, is_documented=False),
+    Endpoint("/docs/redoc.standalone.js", redoc_script, is_open=True, is_documented=False),
     *(
         Endpoint(f"/docs/{name}", _static_file(name), is_open=True, is_documented=False)
-        for name in ("swagger-ui-bundle.js", "swagger-ui.css", "redoc.standalone.js", "favicon.png")
+        for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
     ),
 )

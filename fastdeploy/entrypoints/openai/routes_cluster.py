@@ -109,5 +109,6 @@ ENDPOINTS = (
         request=RoleRequest,
         response=RoleResponse,
         errors={**BODY_ERRORS, 403: ErrorResponse},
+        tag="Administration",
     ),
 )

@@ -281,14 +281,20 @@ async def config_info(request: Request) -> Response:
 
 
 ENDPOINTS = (
-    Endpoint("/v1/models", list_models, response=ModelList),
-    Endpoint("/v1/models/{name:path}", get_model, response=ModelCard, errors={404: ErrorResponse}),
-    Endpoint("/health", health, response=HealthResponse, errors={503: HealthResponse}, is_open=True),
+    Endpoint("/v1/models", list_models, response=ModelList, tag="Models"),
+    Endpoint("/v1/models/{name:path}", get_model, response=ModelCard, errors={404: ErrorResponse}, tag="Models"),
+    Endpoint("/health", health, response=HealthResponse, errors={503: HealthResponse}, is_open=True, tag="Server"),
     Endpoint(
-        "/ping", health, methods=("GET", "POST"), response=HealthResponse, errors={503: HealthResponse}, is_open=True
+        "/ping",
+        health,
+        methods=("GET", "POST"),
+        response=HealthResponse,
+        errors={503: HealthResponse},
+        is_open=True,
+        tag="Server",
     ),
-    Endpoint("/metrics", metrics, media_type="text/plain", is_open=True),
-    Endpoint("/version", version, response=VersionResponse, is_open=True),
-    Endpoint("/load", load, response=LoadResponse),
-    Endpoint("/config-info", config_info, response=ConfigResponse, errors={403: ErrorResponse}),
+    Endpoint("/metrics", metrics, media_type="text/plain", is_open=True, tag="Server"),
+    Endpoint("/version", version, response=VersionResponse, is_open=True, tag="Server"),
+    Endpoint("/load", load, response=LoadResponse, tag="Server"),
+    Endpoint("/config-info", config_info, response=ConfigResponse, errors={403: ErrorResponse}, tag="Administration"),
 )

@@ -239,6 +239,7 @@ ENDPOINTS = (
         request=TokenizeRequest,
         response=TokenizeResponse,
         errors=BODY_ERRORS,
+        tag="Tokens",
     ),
     Endpoint(
         "/detokenize",
@@ -247,6 +248,7 @@ ENDPOINTS = (
         request=DetokenizeRequest,
         response=DetokenizeResponse,
         errors=BODY_ERRORS,
+        tag="Tokens",
     ),
     Endpoint(
         "/v1/abort_requests",
@@ -255,5 +257,6 @@ ENDPOINTS = (
         request=AbortRequest,
         response=AbortResponse,
         errors=BODY_ERRORS,
+        tag="Administration",
     ),
 )

@@ -49,5 +49,6 @@ ENDPOINTS = (
         response=CountTokensResponse,
         errors=dict.fromkeys(BODY_ERRORS, MessagesErrorResponse),
         error=MessagesErrorResponse,
+        tag="Tokens",
     ),
 )
