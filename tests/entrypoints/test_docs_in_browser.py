@@ -141,6 +141,16 @@ def test_a_key_given_on_the_page_is_sent_under_the_path_of_a_proxy(browser: Brow
         check_hosts(browser, running.url.removesuffix("/api"))
 
 
+@pytest.mark.parametrize(("link", "part"), [("docs", ".opblock"), ("redoc", "[data-item-id]")])
+def test_links_of_the_page_open(browser: Browser, server: ServerProcess, link: str, part: str) -> None:
+    browser.open(server.url)
+    browser.wait(f"!!document.querySelector('a[href={link}]')")
+    browser.run(f"setTimeout(() => document.querySelector('a[href={link}]').click())")
+    browser.wait(f"!!document.querySelector('{part}')")
+    assert browser.run("location.pathname") == f"/{link}"
+    check_hosts(browser, server.url)
+
+
 def test_redoc_names_every_route_and_shows_the_examples(browser: Browser, server: ServerProcess) -> None:
     browser.open(f"{server.url}/redoc")
     browser.wait("document.querySelectorAll('[data-item-id*=operation]').length === " + str(len(operations())))

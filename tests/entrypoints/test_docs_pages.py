@@ -100,3 +100,16 @@ def test_disable_fastapi_docs_removes_the_pages(tmp_path: Path) -> None:
         for path in (*PAGES, "/openapi.json", "/docs/swagger-ui.css"):
             assert running.get(path).status_code == 404
         assert running.get("/health").status_code == 200
+        assert "href=" not in running.get("/").text
+        assert re.search(r"^Ready: .*\(model '.*'\)$", running.stdout, re.MULTILINE)
+
+
+def test_links_of_the_page_and_of_the_ready_line_open_the_documentation(keyed: ServerProcess) -> None:
+    links = re.findall(r'href="(.*?)"', keyed.get("/").text)
+    (shown,) = re.findall(r"^Ready: .*; documentation: (\S+), (\S+)$", keyed.stdout, re.MULTILINE)
+    assert (
+        [urljoin(f"{keyed.url}/api/", link) for link in links]
+        == [*shown]
+        == [f"{keyed.url}/api{page}" for page in PAGES]
+    )
+    assert [httpx.get(url).status_code for url in shown] == [200, 200]

@@ -42,7 +42,8 @@ def test_page_needs_no_key_loads_nothing_and_runs_only_its_own_script(tmp_path: 
 def test_page_is_self_contained_and_short() -> None:
     page = PAGE.read_text()
     assert len(page.splitlines()) < 310
-    assert not re.search(r"https?://|\bsrc=|\bhref=|style=|innerHTML", page)
+    assert not re.search(r"https?://|\bsrc=|style=|innerHTML", page)
+    assert re.findall(r'\bhref="(.*?)"', page) == ["docs", "redoc"] and page.count("href") == 2
     assert set(re.findall(r'\$\("(\w+)"\)', page)) <= set(re.findall(r'id="(\w+)"', page))
 
 

@@ -218,7 +218,10 @@ def announce(server: ApiServer, args: ServeArgs, address: str) -> None:
     print("\n".join(summary_lines(description, notes, args.cluster, tool_calls)), flush=True)
     place = f" on {args.server.uds}" if args.server.uds else ""
     names = args.server.served_model_name
-    print(f"Ready: {address}/v1{place} (model{'s' * (len(names) > 1)} {', '.join(map(repr, names))})", flush=True)
+    models = f"model{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
+    has_docs = not args.server.uds and not args.server.disable_fastapi_docs  # no browser opens a Unix socket
+    docs = f"; documentation: {address}/docs, {address}/redoc" if has_docs else ""
+    print(f"Ready: {address}/v1{place} ({models}){docs}", flush=True)
 
 
 def print_engine_death(client: EngineClient) -> int:

@@ -38,6 +38,7 @@ _SWAGGER_UI = {
     "displayRequestDuration": True,
     "syntaxHighlight": False,  # a page of /metrics would take seconds
 }
+_DOCS_LINKS = re.compile(r'<p id="docs">.*</p>\n')
 _REDOC_OPTIONS = 'side-nav-style="path-only" path-in-middle-panel expand-responses="200"'
 _REDOC_LOGO = b"https://cdn.redoc.ly/redoc/logo-mini.svg"
 _REDOC_PAGE = """<!doctype html>
@@ -72,6 +73,8 @@ async def page(request: Request) -> Response:
         name = server_of(request).config.root_path.rpartition("/")[2]
         return RedirectResponse(_with_query(f"{quote(name, safe='')}/", request.scope["query_string"]))
     content, policy = _page()
+    if server_of(request).config.disable_fastapi_docs:
+        content = _DOCS_LINKS.sub("", content)
     return Response(content, headers={"Content-Security-Policy": policy, **_HEADERS}, media_type="text/html")
 
 
