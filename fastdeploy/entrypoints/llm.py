@@ -44,6 +44,7 @@ from fastdeploy.entrypoints.openai.tool_parser_choice import choose_tool_parser
 from fastdeploy.entrypoints.openai.tools_as_text import tools_as_text
 from fastdeploy.entrypoints.shared_engine import SharedEngine
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.metrics.logs import set_up_script_logging
 from fastdeploy.metrics.offline_metrics import OfflineMetrics
 from fastdeploy.metrics.reader import Metric
 from fastdeploy.ops.startup import paddle_thread, prepare
@@ -71,6 +72,7 @@ class LLM:
         env = Env()
         try:
             env = read_env()
+            set_up_script_logging(env)
             self._start(env, chat_template, {"model": model, **kwargs})
         except ConfigError as error:
             if env.debug:

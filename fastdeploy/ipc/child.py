@@ -18,7 +18,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.env import child_environment
 from fastdeploy.core.child_command import child_command
 from fastdeploy.core.process import STACKS_SIGNAL, is_stopped, signal_main_thread
-from fastdeploy.metrics.logs import engine_line
+from fastdeploy.metrics.logs import ENGINE_OUTPUT, engine_line
 
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
 MODULE = "fastdeploy.engine.engine_process"
@@ -46,6 +46,7 @@ class ChildProcess:
         log_file: Path | None,
         json_log: bool = False,
         is_replacement: bool = False,
+        output_logger: str = ENGINE_OUTPUT,
     ) -> None:
         """Prepare to start a process.
 
@@ -55,6 +56,7 @@ class ChildProcess:
             log_file: file that receives the log; None keeps only its last lines in memory.
             json_log: whether it writes its log as JSON documents (FD_LOG_FORMAT).
             is_replacement: whether it follows a process that has died.
+            output_logger: logger that the log names for what its libraries print.
         """
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._config = config
@@ -62,6 +64,7 @@ class ChildProcess:
         self._log_file = log_file
         self._json_log = json_log
         self._is_replacement = is_replacement
+        self._output_logger = output_logger
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -137,7 +140,7 @@ class ChildProcess:
                     return
                 text = line.decode("utf-8", errors="replace").rstrip()
                 self.tail.append(text)
-                log_line, is_shown = engine_line(text, self._json_log)
+                log_line, is_shown = engine_line(text, self._json_log, self._output_logger)
                 if file is not None:
                     file.write(log_line.encode() + b"\n")
                     file.flush()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging of API processes and the engine process: to stderr and to files in FD_LOG_DIR, as text or JSON."""
+"""Logging of all processes and of `LLM`: to stderr and to files in FD_LOG_DIR, as text or JSON.
+
+Both formats begin with the time, in every process. Levels have one meaning everywhere, which
+docs/guide/observability.md says.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fastdeploy.config.env import Env
@@ -15,9 +20,23 @@ from fastdeploy.core.errors import ConfigError
 SERVER_LOG = "api_server.log"
 ENGINE_LOG = "engine.log"
 AGENT_LOG = "agent.log"
-ENGINE_PREFIX = "[fastdeploy]"  # of the engine's own lines, as opposed to the output of libraries
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 TERMINAL_LEVELS = ("DEBUG", "WARNING", "ERROR", "CRITICAL")  # of the engine; other lines are in its log file only
+ENGINE_OUTPUT = "engine.output"  # logger that stands for what libraries of the engine process print
+_OWN_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) [\w.]+: ")  # of TEXT_FORMAT
+_PADDLE_FORMAT = "[%(asctime)-15s] [%(levelname)8s] %(filename)s:%(lineno)s - %(message)s"  # set up by its import
 _STACKS = re.compile(r'((Current )?[Tt]hread 0x[0-9a-f]+ |  File ".*", line \d+ in )')  # as faulthandler writes them
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as text whose lines after the first one, such as those of a traceback, are indented."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines without the last newline."""
+        return super().format(record).replace("\n", "\n  ")
 
 
 class JsonFormatter(logging.Formatter):
@@ -53,45 +72,71 @@ def set_up_logging(env: Env) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if env.log_dir:
         handlers.append(logging.FileHandler(log_folder(env) / SERVER_LOG))
-    _install(env, handlers, "%(asctime)s %(levelname)s %(message)s")
+    _install(env, handlers)
 
 
 def set_up_engine_logging(env: Env) -> None:
     """Send the engine's log to its stderr, whose lines the parent process handles with `engine_line`."""
-    _install(env, [logging.StreamHandler(sys.stderr)], f"{ENGINE_PREFIX} %(levelname)s %(name)s: %(message)s")
+    _install(env, [logging.StreamHandler(sys.stderr)])
 
 
-def engine_line(text: str, is_json: bool) -> tuple[str, bool]:
-    """Convert a line of the engine process for the log file.
+def set_up_script_logging(env: Env) -> None:
+    """Send the log of a script with `LLM` to stderr, unless the script has set up logging; Paddle's own does not count.
+
+    A handler of the logger `fastdeploy` or of the root logger means that the script has. A level that it has given the
+    logger `fastdeploy` stays in any case.
+    """
+    logger = logging.getLogger("fastdeploy")
+    if logger.handlers or not all(_is_of_paddle(handler) for handler in logging.getLogger().handlers):
+        return
+    level = logger.level
+    _install(env, [logging.StreamHandler(sys.stderr)], names=("fastdeploy",))
+    if level != logging.NOTSET:
+        logger.setLevel(level)
+
+
+def _is_of_paddle(handler: logging.Handler) -> bool:
+    return handler.formatter is not None and handler.formatter._fmt == _PADDLE_FORMAT
+
+
+def engine_line(text: str, is_json: bool, output_logger: str = ENGINE_OUTPUT) -> tuple[str, bool]:
+    """Convert a line of the engine or agent process for its log file.
 
     Args:
         text: the line without its newline.
-        is_json: whether FD_LOG_FORMAT is json; then output of libraries is converted to JSON, too.
+        is_json: whether FD_LOG_FORMAT is json.
+        output_logger: logger that lines of libraries get, which have neither a time nor a level.
 
     Returns:
         The line for the log file, and whether the terminal shows it.
     """
     is_stack = _STACKS.match(text) is not None
     if not is_json:
-        is_warning = text.startswith(tuple(f"{ENGINE_PREFIX} {level}" for level in TERMINAL_LEVELS))
-        return text, is_warning or is_stack
-    fields = _as_mapping(text)
-    if fields is not None:
+        own = _OWN_LINE.match(text)
+        if own is not None or not text or text[0].isspace():  # the line continues the one before it
+            return text, is_stack or (own is not None and own[1] in TERMINAL_LEVELS)
+    elif (fields := _as_mapping(text)) is not None:
         return text, fields.get("level") in TERMINAL_LEVELS
-    now = logging.Formatter().formatTime(logging.makeLogRecord({}))
-    return json.dumps({"time": now, "level": "INFO", "logger": "engine.output", "message": text}), is_stack
+    record = logging.makeLogRecord({"name": output_logger, "levelname": "INFO", "msg": text})
+    return _make_formatter(is_json).format(record), is_stack
 
 
-def _install(env: Env, handlers: list[logging.Handler], text_format: str) -> None:
-    formatter = JsonFormatter() if env.log_format == "json" else logging.Formatter(text_format)
+def _make_formatter(is_json: bool) -> logging.Formatter:
+    return JsonFormatter() if is_json else TextFormatter()
+
+
+def _install(env: Env, handlers: list[logging.Handler], names: Sequence[str] = ("fastdeploy", "uvicorn")) -> None:
+    """Give the handlers to loggers; those of `fastdeploy.*` have its handlers."""
+    formatter = _make_formatter(env.log_format == "json")
     for handler in handlers:
         handler.setFormatter(formatter)
-    for name in ("fastdeploy", "uvicorn"):
+    for name in names:
         logger = logging.getLogger(name)
         logger.handlers[:] = handlers
         logger.setLevel(env.log_level)
         logger.propagate = False
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its messages about start and shutdown repeat ours
+    if "uvicorn" in names:
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its messages about start and shutdown repeat ours
     logging.getLogger("fastdeploy.request").setLevel(logging.NOTSET if env.log_requests else logging.WARNING)
 
 

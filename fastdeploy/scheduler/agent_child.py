@@ -30,6 +30,7 @@ REDIS_S = 30.0  # how long a server waits for Redis once its engine is ready
 POLL_S = 0.05
 STOP_S = 3.0  # for the agent to delete the key of the node
 BAD_CONFIG = 2  # exit status
+OUTPUT_LOGGER = "agent.output"
 
 logger = logging.getLogger("fastdeploy.server")
 
@@ -121,7 +122,7 @@ class AgentChild:
     def _make_child(self, is_replacement: bool) -> ChildProcess:
         command = child_command(MODULE, "--address", self._client.address, "--parent", str(os.getpid()))
         config = replace(self._config, is_replacement=is_replacement)
-        return ChildProcess(command, config, self._log_file, self._json_log, is_replacement)
+        return ChildProcess(command, config, self._log_file, self._json_log, is_replacement, OUTPUT_LOGGER)
 
     async def _end_with_engine(self) -> None:
         """Let the agent delete the key of the node as soon as the engine has ended."""

@@ -216,8 +216,8 @@ def test_one_line_per_request_on_stderr_and_in_the_log_folder(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].endswith(
-        "INFO cmpl-1[0] stop, prompt 20 (16 cached), output 5, TTFT 750.0 ms, TPOT 500.0 ms, total 2750.0 ms, "
-        "acceptance rate 0.75, mean acceptance length 2.50"
+        "INFO fastdeploy.request: cmpl-1[0] stop, prompt 20 (16 cached), output 5, TTFT 750.0 ms, TPOT 500.0 ms, "
+        "total 2750.0 ms, acceptance rate 0.75, mean acceptance length 2.50"
     )
     assert (tmp_path / "logs" / "api_server.log").read_text().splitlines() == lines
 

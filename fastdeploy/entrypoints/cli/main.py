@@ -12,6 +12,7 @@ from fastdeploy.config.env import Env, read_env
 from fastdeploy.core.errors import DeviceFailedError, FastDeployError, error_lines
 from fastdeploy.core.standard_streams import open_standard_streams
 from fastdeploy.entrypoints.cli.parser import run_subcommand
+from fastdeploy.metrics.logs import set_up_script_logging
 from fastdeploy.version import __version__
 
 USAGE = """usage: fastdeploy COMMAND [flags]
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     env = Env()
     try:
         env = read_env()
+        set_up_script_logging(env)
         status = run_subcommand("", COMMANDS, arguments)
         sys.stdout.flush()
         return status
