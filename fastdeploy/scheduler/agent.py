@@ -243,7 +243,7 @@ class Agent:
     def lose_redis(self, error: StoreError) -> None:
         """Take note that Redis is away."""
         if self._is_up is not False:
-            logger.info("Redis is away: %s", error)  # owners warn
+            logger.debug("Redis is away: %s", error)  # an owner warns
         self._is_up = False
         self._up.clear()
         self.handle(RedisLost())
@@ -251,7 +251,7 @@ class Agent:
     def return_to_redis(self) -> None:
         """Take note that Redis is there, and that it may have lost what was written."""
         if self._is_up is False:
-            logger.info("Redis is there again")
+            logger.debug("Redis is there again")
         self._is_up = True
         self._up.set()
         self.handle(RedisReturned())
@@ -283,6 +283,8 @@ class Agent:
                 await self._store.delete_node(self._node)
             self._is_silent = True
             return
+        if self._is_silent:
+            logger.warning("the engine responds again: the node has returned")
         self._is_silent = False
         if self._is_first_look:
             await self._check_redis()

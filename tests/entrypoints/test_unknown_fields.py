@@ -34,7 +34,7 @@ def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> py
     monkeypatch.setattr("fastdeploy.entrypoints.openai.bodies.IGNORED_FIELDS", fresh := IgnoredFieldLog())
     monkeypatch.setattr(unknown_fields, "IGNORED_FIELDS", fresh)
     monkeypatch.setattr(unknown_fields.logger, "propagate", True)
-    caplog.set_level(logging.WARNING, "fastdeploy.server")
+    caplog.set_level(logging.INFO, "fastdeploy.server")
     return caplog
 
 

@@ -314,7 +314,9 @@ def test_a_node_that_ends_deletes_its_key(tmp_path: Path, redis: RedisServer) ->
     run(tmp_path, redis, test)
 
 
-def test_a_node_whose_engine_is_silent_leaves_until_it_responds(tmp_path: Path, redis: RedisServer) -> None:
+def test_a_node_whose_engine_is_silent_leaves_until_it_responds(
+    tmp_path: Path, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test(made: Cluster) -> None:
         node, owner = await made.node("n"), await made.owner()
         beat = Path(heartbeat_file(node.thread.address))
@@ -328,3 +330,7 @@ def test_a_node_whose_engine_is_silent_leaves_until_it_responds(tmp_path: Path, 
         await owner.wait_ended(1)
 
     run(tmp_path, redis, test)
+    assert [line for line in caplog.messages if "the engine" in line] == [
+        "the engine does not respond: the node leaves until it does",
+        "the engine responds again: the node has returned",
+    ]

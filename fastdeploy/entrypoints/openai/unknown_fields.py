@@ -29,9 +29,9 @@ class IgnoredFieldLog:
                 return
             self._names.add(shown)
             num_names = len(self._names)
-        logger.warning("the unknown field %s is ignored (--ignore-unknown-fields)", shown)
+        logger.info("the unknown field %s is ignored (--ignore-unknown-fields)", shown)
         if num_names == MAX_LOGGED_NAMES:
-            logger.warning("further names of ignored fields are not logged")
+            logger.info("further names of ignored fields are not logged")
 
 
 IGNORED_FIELDS = IgnoredFieldLog()
