@@ -59,7 +59,8 @@ class Membership:
         self._foreign_groups: set[str] = set()  # that were spoken of
         self._num_looks = self._num_foreign_beats = 0
         self._gone_since: dict[str, float] = {}
-        self._missing_since = 0.0  # time since which no node of the other kind was seen; 0.0: there is one
+        self._missing_kind: Role | None = None  # whose work this node can do as well
+        self._missing_since = 0.0  # time since which no node of that kind was seen; 0.0: there is one
         self._has_warned = False  # of that
 
     async def wait_alone(self) -> NodeRecord | None:
@@ -119,10 +120,19 @@ class Membership:
         return Looked(members, began_at), OwnersLooked(owners & {*listed, *self.owners, *states.owners})
 
     def _warn_of_missing_kind(self, role: Role, now_s: float) -> None:
-        """Say once that this node does the work of nodes of the other kind, because none has lived for a while."""
+        """Say once that this node does the work of nodes of the other kind, because none has lived for a while.
+
+        The line is taken back when one has joined.
+        """
         other = OTHER_KIND.get(role)
-        roles = {record.role for record in self.records.values()}
-        if other is None or roles & {other, Role.MIXED}:
+        if other is not self._missing_kind:
+            self._missing_kind, self._missing_since, self._has_warned = other, 0.0, False
+        if other is None:
+            return
+        found = sorted(name for name, record in self.records.items() if record.role in (other, Role.MIXED))
+        if found:
+            for name in found if self._has_warned else ():
+                logger.warning("%s node %s has joined", self.records[name].role.value, name)
             self._missing_since, self._has_warned = 0.0, False
             return
         self._missing_since = self._missing_since or now_s

@@ -125,10 +125,30 @@ def test_a_node_that_does_the_work_of_the_other_kind_says_so_once(caplog: pytest
 
     warning = ["no prefill node lives: this decode node does its work as well"]
     assert [look(now_s, Role.DECODE) for now_s in (10.0, 13.0, 13.5, 20.0)] == [[], [], warning, []]
-    assert [look(now_s, Role.MIXED) for now_s in (21.0, 30.0)] == [[], []]
+    assert [look(now_s, Role.MIXED) for now_s in (21.0, 30.0)] == [["mixed node 1 has joined"], []]
     assert [look(now_s, Role.DRAINING) for now_s in (31.0, 34.5)] == [[], warning]
     assert [look(now_s, role=Role.MIXED) for now_s in (35.0, 40.0)] == [[], []]
     assert [look(now_s, role=Role.PREFILL) for now_s in (41.0, 44.5)] == [
         [],
         ["no decode node lives: this prefill node does its work as well"],
     ]
+    assert look(45.0, Role.DECODE, Role.DECODE, Role.PREFILL, role=Role.PREFILL) == [
+        "decode node 1 has joined",
+        "decode node 2 has joined",
+    ]
+
+
+def test_only_a_node_of_the_kind_that_was_said_to_be_missing_takes_the_line_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def record(role: Role) -> NodeRecord:
+        return NodeRecord(1, 1, role, "g", Host("boot", "net", 0))
+
+    membership = Membership("d", record(Role.DECODE), Limits(expire_s=3.0), None, None)  # type: ignore[arg-type]
+    membership.records = {"d": record(Role.DECODE)}
+    for now_s in (10.0, 13.5):
+        membership._warn_of_missing_kind(Role.DECODE, now_s)
+    assert caplog.messages == ["no prefill node lives: this decode node does its work as well"]
+    membership.records = {"d": record(Role.PREFILL), "e": record(Role.DECODE)}  # the role of this node was changed
+    membership._warn_of_missing_kind(Role.PREFILL, 14.0)
+    assert len(caplog.messages) == 1
