@@ -18,6 +18,7 @@ class DraftLengthStats:
         num_zero_choices: steps for which drafts were proposed, but that verified none.
         num_withheld_tokens: draft tokens that were proposed, but not verified.
         is_paused: whether drafting is paused.
+        num_requests: number of requests of the latest step that could have drafts.
         paused_s: seconds since drafting was paused.
     """
 
@@ -26,6 +27,7 @@ class DraftLengthStats:
     num_zero_choices: int = 0
     num_withheld_tokens: int = 0
     is_paused: bool = False
+    num_requests: int = 0
     paused_s: float = 0.0
 
 

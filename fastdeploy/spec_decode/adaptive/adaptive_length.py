@@ -115,7 +115,7 @@ class AdaptiveLength(LengthPolicy):
         self._propose_start_s = self._clock()
         if self._num_decoding:
             self._record_step(plan, self._propose_start_s - self._step_start_s)
-        self._propose_s, self._num_passes = 0.0, 0
+        self._propose_s, self._num_passes, self._stats.num_requests = 0.0, 0, len(ready)
         if not ready:
             return []
         budget = self._budget(len(ready))

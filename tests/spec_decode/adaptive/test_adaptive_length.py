@@ -214,7 +214,7 @@ def run_arrivals(method: str, machine: Machine, reliability: float) -> VirtualEn
 def test_bad_drafts_are_paused_even_if_every_step_has_prefill_rows() -> None:
     virtual = run_arrivals("draft_model", MACHINE, reliability=0.0)
     stats = virtual.engine.stats()
-    assert stats.draft_length.is_paused
+    assert stats.draft_length.is_paused and stats.draft_length.num_requests > 0
     assert stats.num_draft_tokens < 0.05 * stats.num_generated_tokens
 
 
