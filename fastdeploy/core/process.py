@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import resource
 import signal
 
 _PR_SET_PDEATHSIG = 1
@@ -25,6 +26,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, (ImportError, OSError, RuntimeError)) and any(text in str(error) for text in _NO_MEMORY)
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Return the size of the address space of this process and its resident part."""
+    with open("/proc/self/statm") as file:
+        address_space, resident = map(int, file.read().split()[:2])
+    return address_space * resource.getpagesize(), resident * resource.getpagesize()
 
 
 def is_stopped(process_id: int) -> bool:

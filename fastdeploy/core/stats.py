@@ -83,6 +83,7 @@ class NodeStats:
         num_filling_slots, num_leased_slots: of these, slots that are being filled or read, and slots of images that
             others may still fetch.
         num_redis_commands: commands sent to Redis.
+        resident_bytes: memory of the agent's process.
         transferred_bytes: by connector and direction (`in`, `out`).
         transfer_s: seconds spent in transfers, and their number, by connector.
         transfer_failures: by connector and reason.
@@ -102,6 +103,7 @@ class NodeStats:
     num_filling_slots: int = 0
     num_leased_slots: int = 0
     num_redis_commands: int = 0
+    resident_bytes: int = 0
     transferred_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
     transfer_s: dict[str, tuple[float, int]] = field(default_factory=dict)
     transfer_failures: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -145,6 +147,7 @@ class EngineStats:
             cluster.
         num_blocks: KV blocks, fewer than planned if memory was short when they should have been used.
         resident_cache_bytes: memory that KV blocks have taken so far; None if the whole cache has taken its own.
+        resident_bytes: memory of the engine's process; 0 if the engine has no process of its own.
         num_imported_tokens: tokens whose keys and values came from other nodes.
         num_computed_prompt_tokens, num_cached_prompt_tokens, num_transferred_prompt_tokens: prompt tokens of scheduled
             choices, whose keys and values are computed, or come from the prefix cache, or from other nodes.
@@ -164,6 +167,7 @@ class EngineStats:
     num_blocks: int = 0
     num_free_blocks: int = 0
     resident_cache_bytes: int | None = None
+    resident_bytes: int = 0
     num_imported_tokens: int = 0
     num_failed_blocks: dict[str, int] = field(default_factory=dict)
     num_steps: int = 0

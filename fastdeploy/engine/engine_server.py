@@ -16,6 +16,7 @@ from fastdeploy.core.errors import FastDeployError, InvalidRequestError, QueueFu
 from fastdeploy.core.generation_request import is_requested
 from fastdeploy.core.handover import Handover
 from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.process import memory_bytes
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats, NodeStats
 from fastdeploy.engine.peer_arenas import PeerArenas, Transfer
@@ -293,7 +294,7 @@ class EngineServer:
 
     def _send_stats(self) -> None:
         self._stats_sent_s = time.monotonic()
-        stats = self._engine.stats()
+        stats = replace(self._engine.stats(), resident_bytes=memory_bytes()[1])
         self._pause_log.update(stats.draft_length)
         message = messages.Stats(stats if self._node is None else replace(stats, node=self._node))
         for client in self._clients:

@@ -61,6 +61,8 @@ def _cluster(node: NodeStats) -> Iterator[Metric]:
     )
     redis_up: dict[tuple[str, ...], int] = {(): int(node.is_redis_up)} if node.node else {}  # no agent: nobody knows
     yield _family(GaugeMetricFamily, "cluster_redis_up", "1 while Redis answers this node", [], redis_up)
+    resident: dict[tuple[str, ...], int] = {(): node.resident_bytes} if node.node else {}
+    yield _family(GaugeMetricFamily, "agent_resident_memory_bytes", "Memory of the agent's process", [], resident)
 
 
 def _transfers(node: NodeStats) -> Iterator[Metric]:

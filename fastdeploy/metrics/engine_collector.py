@@ -46,7 +46,7 @@ class EngineCollector(Collector):
 
         Args:
             is_complete: also yield metrics of experts and of a suffix cache, as zeros, if the engine has none, so that
-                dashboards find them.
+                dashboards find them, and the memory of the engine's process, which a script shares with it.
         """
         self._read_stats = read_stats
         self._read_description = read_description
@@ -61,6 +61,8 @@ class EngineCollector(Collector):
         yield from _prompt_tokens(stats)
         yield from _histograms(stats)
         yield from _speculation(stats, description.get("speculation", {}))
+        if self._is_complete:
+            yield _gauge("engine_resident_memory_bytes", "Memory of the engine's process", stats.resident_bytes)
         if self._is_complete or stats.experts is not None:
             yield from _experts(stats)
         if self._is_complete or stats.suffix_cache is not None:

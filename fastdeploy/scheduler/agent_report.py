@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fastdeploy.core.process import memory_bytes
 from fastdeploy.core.stats import NodeStats
 from fastdeploy.scheduler.agent_engine import AgentEngine
 from fastdeploy.scheduler.agent_transfers import Transfers
@@ -38,6 +39,7 @@ def make_report(
         num_leased_slots=num_leased_slots,
         num_slots=engine.num_slots,
         num_redis_commands=num_redis_commands,
+        resident_bytes=memory_bytes()[1],
         transferred_bytes={name: dict(counts) for name, counts in transfers.transferred_bytes.items()},
         transfer_s=dict(transfers.seconds),
         transfer_failures={name: dict(counts) for name, counts in transfers.failures.items()},

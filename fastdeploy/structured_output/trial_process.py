@@ -30,7 +30,7 @@ from fastdeploy.core.child_command import child_command, child_environment
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.panics import RustPanicError, convert_panics
-from fastdeploy.core.process import die_with_parent
+from fastdeploy.core.process import die_with_parent, memory_bytes
 from fastdeploy.structured_output.schema_errors import FormSchemas
 from fastdeploy.structured_output.source import LIMITS, make_source, one_line, refusal
 from fastdeploy.structured_output.vocabulary import Vocabulary
@@ -215,7 +215,7 @@ def _run_with_limits(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, 
 
 def _limit_and_answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> None:
     """Answer one form. The timer kills the process even within a C function, and so does a failed allocation."""
-    limit = _memory_bytes()[0] + MAX_MEMORY_BYTES
+    limit = memory_bytes()[0] + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
     try:
@@ -227,13 +227,6 @@ def _limit_and_answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary,
         os._exit(1)
     signal.setitimer(signal.ITIMER_PROF, 0)
     _write(answer)
-
-
-def _memory_bytes() -> tuple[int, int]:
-    """Return the size of the address space of this process and its resident part."""
-    with open("/proc/self/statm") as file:
-        address_space, resident = map(int, file.read().split()[:2])
-    return address_space * resource.getpagesize(), resident * resource.getpagesize()
 
 
 def _answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> dict[str, Any]:
@@ -260,12 +253,12 @@ def _refusal(spec: StructuredOutputsParams, error: InvalidRequestError) -> dict[
 @convert_panics
 def _compile(tokenizer: llguidance.LLTokenizer, source: str) -> int:
     """Compile a grammar and compute a bitmask, because the lexer works there; return the memory that it holds."""
-    before = _memory_bytes()[1]
+    before = memory_bytes()[1]
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     matcher.compute_bitmask()
-    return max(_memory_bytes()[1] - before, 0)
+    return max(memory_bytes()[1] - before, 0)
 
 
 def _write(answer: dict[str, Any]) -> None:

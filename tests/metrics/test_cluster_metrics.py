@@ -28,6 +28,7 @@ NODE = NodeStats(
     num_filling_slots=7,
     num_leased_slots=20,
     num_redis_commands=500,
+    resident_bytes=2**27,
     transferred_bytes={"ipc": {"in": 4096, "out": 8192}},
     transfer_s={"ipc": (1.5, 3)},
     transfer_failures={"ipc": {"checksum": 2}},
@@ -42,7 +43,7 @@ def page(metrics: ServerMetrics) -> dict[str, float]:
     return {
         name.removeprefix("fastdeploy:"): float(value)
         for name, value in pairs
-        if "cluster" in name or "kv_transfer" in name.partition("{")[0] or "handover" in name
+        if "cluster" in name or "agent" in name or "kv_transfer" in name.partition("{")[0] or "handover" in name
     }
 
 
@@ -54,6 +55,7 @@ def make_metrics(node: NodeStats | None = NODE, is_clustered: bool = True) -> Se
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("agent_resident_memory_bytes", 2**27),
         ('cluster_queue_length{stage="prefill"}', 3),
         ('cluster_queue_length{stage="decode"}', 0),
         ('cluster_nodes{role="prefill",state="live"}', 1),
@@ -102,9 +104,9 @@ def test_every_family_is_exported_once_as_prometheus_requires() -> None:
     assert len(names) == len(set(names))
 
 
-def test_while_the_agent_does_not_run_nothing_is_said_of_redis() -> None:
+def test_while_the_agent_does_not_run_nothing_is_said_of_it_and_of_redis() -> None:
     found = page(make_metrics(node=None))
-    assert "cluster_redis_up" not in found
+    assert "cluster_redis_up" not in found and "agent_resident_memory_bytes" not in found
     assert found['cluster_attempts_total{reason="owner_lost"}'] == 0
     assert found["cluster_redis_commands_total"] == 0
 

@@ -28,6 +28,7 @@ STATS = EngineStats(
     num_blocks=10,
     num_free_blocks=4,
     resident_cache_bytes=1024,
+    resident_bytes=2**29,
     num_steps=5,
     num_prompt_tokens=100,
     num_computed_prompt_tokens=60,
@@ -88,6 +89,7 @@ def exposition() -> dict[str, float]:
         ("fastdeploy:kv_cache_planned_bytes", 4096),
         ("fastdeploy:kv_cache_resident_bytes", 1024),
         ("fastdeploy:available_gpu_resource", 0.4),
+        ("fastdeploy:engine_resident_memory_bytes", 2**29),
         (
             'fastdeploy:cache_config_info{block_size="64",bytes="4096",num_blocks="10",num_gpu_blocks="10",'
             'num_tokens="640"}',

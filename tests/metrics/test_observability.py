@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from fastdeploy.metrics.server_metrics import ServerMetrics
-from tests.entrypoints.server_process import ServerProcess, mock_server
+from tests.entrypoints.server_process import ServerProcess, mock_server, sample
 from tests.metrics.test_cluster_metrics import NODE
 from tests.metrics.test_metrics import DESCRIPTION, STATS
 
@@ -69,6 +69,14 @@ def test_running_server_exports_the_documented_metrics(served: ServerProcess) ->
     page = served.get("/metrics").text
     missing = [name for name in documented() if "{i}" not in name and f"# TYPE {name} " not in page]
     assert missing == []
+
+
+def test_the_memory_on_the_page_is_that_of_the_engine_process(served: ServerProcess) -> None:
+    [engine] = served.engine_pids()
+    status = Path(f"/proc/{engine}/status").read_text()
+    resident = int(re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024  # type: ignore[index]
+    shown = sample(served.get("/metrics").text, "fastdeploy:engine_resident_memory_bytes")
+    assert shown is not None and 0.8 < shown / resident < 1.25
 
 
 def test_every_expression_of_the_dashboard_names_exported_samples(served: ServerProcess) -> None:
