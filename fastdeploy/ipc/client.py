@@ -57,6 +57,11 @@ class EngineClient(EngineConnection):
         """Return the server's folder for files that live as long as it."""
         return self._folder.path
 
+    @property
+    def process_id(self) -> int:
+        """Return the process id of the engine, once it is launched."""
+        return self._child.process_id
+
     async def launch(self) -> None:
         """Start the process, which begins to load the model; `start` waits until it is loaded."""
         await self._child.start()

@@ -76,6 +76,12 @@ class AgentChild:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopping = False
 
+    @property
+    def process_id(self) -> int:
+        """Return the process id of the agent, once it is started."""
+        assert self._child is not None
+        return self._child.process_id
+
     async def start(self) -> None:
         """Start the process."""
         self._child = self._make_child(is_replacement=False)
@@ -152,3 +158,4 @@ class AgentChild:
             await asyncio.sleep(RESTART_S)
             self._child = self._make_child(is_replacement=True)
             await self._child.start()
+            logger.warning("the agent is started again as process %d", self.process_id)

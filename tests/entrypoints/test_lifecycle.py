@@ -329,7 +329,10 @@ def test_while_the_engine_is_stopped_health_is_503_and_new_requests_are_refused(
 
 def test_sigusr1_writes_the_stacks_of_all_threads_of_the_process_that_gets_it(tmp_path: Path) -> None:
     with mock_server(tmp_path, "--workers", "2") as server:
-        pids = [server.process.pid, *server.engine_pids()]
+        row = re.search(r"^  processes    (server \d+, API \d+ \d+, engine \d+)$", server.stdout, re.MULTILINE)
+        assert row, server.stdout
+        pids = [int(number) for number in re.findall(r"\d+", row[1])]
+        assert pids[0] == server.process.pid and sorted(pids[1:]) == sorted(server.engine_pids())
         for count, pid in enumerate(pids, 1):
             os.kill(pid, signal.SIGUSR1)
             until(lambda count=count: server.stderr.count("Current thread 0x") == count, f"stacks of {pid}")  # type: ignore[misc]

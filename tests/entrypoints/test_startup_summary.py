@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from fastdeploy.config.api_keys import ApiKey
 from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.entrypoints.openai.api_server import announce
-from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, server_rows, summary_lines
 from fastdeploy.version import __version__
 from tests.entrypoints.server_process import ROOT
 
@@ -61,6 +62,21 @@ def test_a_server_alone_shows_nothing_of_it() -> None:
     )
 
 
+def test_keys_are_shown_by_name_and_weight_and_never_by_their_secret() -> None:
+    keys = [ApiKey("research", "sk-1", weight=2.5), ApiKey("operations", "sk-2", admin=True)]
+    rows = server_rows(keys, {})
+    assert rows["API keys"] == "research (weight 2.5), operations (weight 1, admin)"
+    assert summary_lines(DESCRIPTION, (), more_rows=rows)[-1] == f"  API keys     {rows['API keys']}"
+    many = [ApiKey(f"k{i}", f"sk-{i}") for i in range(20)]
+    assert server_rows(many, {})["API keys"].endswith(", k7 (weight 1), and 12 more")
+
+
+def test_a_server_without_keys_has_no_row_for_them() -> None:
+    lines = summary_lines(DESCRIPTION, (), more_rows=server_rows((), {"server": [3], "API": [5, 6], "engine": [4]}))
+    assert lines[-1] == "  processes    server 3, API 5 6, engine 4"
+    assert not any("keys" in line for line in lines)
+
+
 def test_a_start_shows_the_notes_of_flags_and_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     args = parse_serve_args(["demo", "--enforce-eager", "--uds", "/run/s", "--served-model-name", "a", "b"])
     description = {**DESCRIPTION, "notes": ["context 2048 of the model's 8192: the draft model"]}
@@ -71,7 +87,7 @@ def test_a_start_shows_the_notes_of_flags_and_of_the_engine(capsys: pytest.Captu
         tool_parser=parser,
         engine_config=args.engine,
     )
-    announce(server, args, "http://localhost")  # type: ignore[arg-type]
+    announce(server, args, "http://localhost", {"server": [7]})  # type: ignore[arg-type]
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "  note: --enforce-eager True has no effect: there are no CUDA graphs and no graph compiler on the CPU",
         "  note: context 2048 of the model's 8192: the draft model",

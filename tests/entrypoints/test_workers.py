@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -130,6 +131,8 @@ def test_killed_worker_is_replaced_and_its_requests_leave_the_engine(pair: Serve
     until(lambda: metric(pair, "available_gpu_block_num") == 100, "all blocks are free")
     assert metric(pair, "num_requests_inside") == 0
     assert "ended with status -9" in pair.stderr
+    [again] = re.findall(r"API process \d is started again as process (\d+)", pair.stderr)
+    assert int(again) in workers(pair)
     for _ in range(6):
         assert pair.post("/v1/completions", {**COMPLETION, "max_tokens": 3}).status_code == 200
 

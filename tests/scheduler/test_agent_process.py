@@ -85,13 +85,16 @@ def test_a_wrong_password_is_refused_in_one_line(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_an_agent_that_dies_is_started_again(tmp_path: Path, redis: RedisServer) -> None:
+def test_an_agent_that_dies_is_started_again_with_a_line_that_has_its_process_id(
+    tmp_path: Path, redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         async with serving(tmp_path, redis) as (client, agent):
             await agent.wait_for_redis()
             os.kill(agent_pid(agent), signal.SIGKILL)
             await until(lambda: client.stats.node is None, "the engine has forgotten it")
             await agent.wait_for_redis()
+            assert f"the agent is started again as process {agent_pid(agent)}" in caplog.messages
             owner = ScriptedOwner(redis, "other", 200)
             await owner.start()
             await owner.enqueue(1)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,12 @@ from fastdeploy.entrypoints.openai.lifecycle import (
 )
 from fastdeploy.entrypoints.openai.listener import listening, url
 from fastdeploy.entrypoints.openai.server import ApiServer
-from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, print_first_line, summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import (
+    ProgressBar,
+    print_first_line,
+    server_rows,
+    summary_lines,
+)
 from fastdeploy.entrypoints.openai.supervisor import Supervisor
 from fastdeploy.ipc.child import DEFAULT_FACTORY
 from fastdeploy.ipc.client import EngineClient
@@ -126,7 +132,7 @@ async def _run(
     except EngineDeadError:
         return print_engine_death(client)
     freeze_gc()
-    announce(server, args, address)
+    announce(server, args, address, _processes(client, agent))
     await _wait_first({stop, engine_dead}, agent)
     if not engine_dead.done():
         announce_drain(server.limiter.num_inside, args.server.drain_timeout_s)
@@ -160,7 +166,8 @@ async def _run_with_workers(
         events = {stop, engine_dead, worker_failed}
         await _wait_first({workers_ready, *events}, agent)
         if workers_ready.done():
-            announce(server, args, url(args.server, listener))
+            processes = _processes(client, agent, supervisor.process_ids)
+            announce(server, args, url(args.server, listener), processes)
         await _wait_first(events, agent)
         if stop.done() and not engine_dead.done() and not worker_failed.done():
             announce_drain(supervisor.num_inside(), args.server.drain_timeout_s)
@@ -210,12 +217,19 @@ async def _drain_node(agent: AgentChild | None, own_clients: Coroutine[Any, Any,
     await asyncio.gather(*handing_over, own_clients)
 
 
-def announce(server: ApiServer, args: ServeArgs, address: str) -> None:
+def _processes(client: EngineClient, agent: AgentChild | None, workers: Sequence[int] = ()) -> dict[str, list[int]]:
+    """Return the ids of all processes of this server by what they do."""
+    children = {"API": list(workers), "engine": [client.process_id], "agent": [agent.process_id] if agent else []}
+    return {"server": [os.getpid()], **{name: ids for name, ids in children.items() if ids}}
+
+
+def announce(server: ApiServer, args: ServeArgs, address: str, processes: Mapping[str, Sequence[int]]) -> None:
     """Print the summary of the configuration, and the ready line with the server's address."""
     description = server.description()
     notes = [*args.notes, *description.get("notes", ()), *_sampling_note(server)]
     tool_calls = server.tool_parser.description
-    print("\n".join(summary_lines(description, notes, args.cluster, tool_calls)), flush=True)
+    rows = server_rows(args.server.keys, processes)
+    print("\n".join(summary_lines(description, notes, args.cluster, tool_calls, rows)), flush=True)
     place = f" on {args.server.uds}" if args.server.uds else ""
     names = args.server.served_model_name
     models = f"model{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastdeploy.config.api_keys import ApiKey
 from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.version import __version__
 
 BAR_WIDTH = 30
+MAX_KEYS = 8  # that are shown
 
 
 class ProgressBar:
@@ -43,12 +45,17 @@ def print_first_line(model: str) -> None:
 
 
 def summary_lines(
-    description: Mapping[str, Any], notes: Sequence[str], cluster: ClusterConfig | None = None, tool_calls: str = ""
+    description: Mapping[str, Any],
+    notes: Sequence[str],
+    cluster: ClusterConfig | None = None,
+    tool_calls: str = "",
+    more_rows: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return the start-up summary: model, context, memory, speculation, numerics and cluster, then the notes.
 
     Args:
         tool_calls: the format of tool calls, and where it comes from.
+        more_rows: rows to add, of `server_rows`.
     """
     cache = description.get("kv_cache", {})
     speculation = description.get("speculation", {})
@@ -67,10 +74,20 @@ def summary_lines(
         "tool calls": tool_calls,
         "numerics": _joined(numerics.get("isa"), numerics.get("operator_library")),
         **(_cluster(cluster, description) if cluster is not None and cluster.is_clustered else {}),
+        **(more_rows or {}),
     }
     lines = [f"FastDeploy {__version__}"]
     lines += [f"  {name:<12} {text}" for name, text in rows.items() if text]
     return lines + [f"  note: {note}" for note in notes]
+
+
+def server_rows(keys: Sequence[ApiKey], processes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the rows about the keys of clients, by name and weight, and about the processes, by what they do."""
+    shown = [f"{key.name} (weight {key.weight:g}{', admin' * key.admin})" for key in keys[:MAX_KEYS]]
+    if num_more := len(keys) - len(shown):
+        shown.append(f"and {num_more} more")
+    ids = (f"{name} {' '.join(map(str, process_ids))}" for name, process_ids in processes.items())
+    return {"API keys": _joined(*shown), "processes": _joined(*ids)}
 
 
 def _cluster(cluster: ClusterConfig, description: Mapping[str, Any]) -> dict[str, str]:

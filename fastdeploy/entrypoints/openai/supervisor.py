@@ -88,6 +88,11 @@ class Supervisor:
                 worker.process.kill()
         await asyncio.gather(*self._tasks)
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Return the process ids of the API processes that are started."""
+        return [worker.process.pid for worker in self._workers if worker.process is not None]
+
     async def wait_ready(self) -> None:
         """Return when every API process is connected to the engine."""
         await asyncio.gather(*(worker.ready.wait() for worker in self._workers))
@@ -146,6 +151,7 @@ class Supervisor:
             self._client.disconnect_client(worker.identity)
             worker.generation += 1
             await self._start(worker)
+            logger.warning("API process %d is started again as process %d", worker.number, worker.process.pid)
 
     async def _forward_output(self, worker: _Worker) -> int:
         """Forward the output of the process until it ends; return its exit status."""
