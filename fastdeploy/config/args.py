@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NoReturn
 
-from fastdeploy.config.api_keys import add_plain_keys, file_notes, read_api_key_file
+from fastdeploy.config.api_keys import ApiKey, add_plain_keys, file_notes, read_api_key_file
 from fastdeploy.config.cluster_args import build_cluster_config, cluster_notes, engine_notes, keep_chunked_prefill
 from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.dotted_flags import join_dotted
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, VLLM_API_KEY_VARIABLE, Env
 from fastdeploy.config.exact_parser import ExactParser
-from fastdeploy.config.flag import CLUSTER, SERVE_ONLY, SERVER, FlagClass
+from fastdeploy.config.flag import CLUSTER, REFUSED, SERVE_ONLY, SERVER, FlagClass
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS
 from fastdeploy.config.gpu_config import GpuConfig
 from fastdeploy.config.machine import resolve_device
@@ -37,6 +37,8 @@ from fastdeploy.core.json_types import to_python
 
 REPLACED_BY = {"uds": ("host", "port"), "shutdown_timeout": ("timeout_graceful_shutdown",)}
 """Flag -> others that have no effect beside it, and must not be given."""
+FindFolder = Callable[[str, str], str | None]
+"""Returns the folder of a local model by name and GGUF file; None if there is none. ConfigError if it is wrong."""
 CLIENT_SHARE_OF_KEYS = 0.875  # default of max_client_share with several keys; the rest is room for the others
 
 
@@ -66,8 +68,11 @@ class _Parser(ExactParser):
         raise ConfigError("command line", message)
 
 
-def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
+def parse_serve_args(argv: Sequence[str], env: Env | None = None, find_folder: FindFolder | None = None) -> ServeArgs:
     """Parse the flags of `fastdeploy serve`: command line, then the YAML file of `--config`, then defaults.
+
+    Args:
+        find_folder: finds a local model, whose config.json is read to name all errors at once if there are any.
 
     Raises:
         ConfigError: an unknown, refused or wrong flag or key; names it, its origin and the nearest known one.
@@ -87,7 +92,7 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
             cluster, more_notes = _cluster(values, env, provenance)
             engine = build_engine_config(values)
     except ConfigError:
-        _raise_with_all_others(problems, values, env, provenance)
+        _raise_with_all_others(problems, values, env, provenance, find_folder)
         raise
     engine = replace(engine, is_clustered=cluster.is_clustered, hands_over=cluster.is_split)
     server = replace(server, served_model_name=server.served_model_name or (engine.model,))
@@ -105,14 +110,18 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
 
 
 def _raise_with_all_others(
-    problems: ErrorCollector, values: Mapping[str, Any], env: Env, provenance: Mapping[str, str]
+    problems: ErrorCollector,
+    values: Mapping[str, Any],
+    env: Env,
+    provenance: Mapping[str, str],
+    find_folder: FindFolder | None,
 ) -> None:
     """Raise the errors found so far together with those of every part of the configuration."""
     values, origins = dict(values), dict(provenance)
     parts: tuple[Callable[[], object], ...] = (
         lambda: _server(values),
         lambda: _cluster(values, env, origins),
-        lambda: build_engine_config(values),
+        lambda: _check_engine(values, find_folder, problems.errors),
     )
     for build in parts:
         with problems.collecting(), errors_name_the_origin(provenance):
@@ -120,14 +129,45 @@ def _raise_with_all_others(
     problems.raise_all()
 
 
+def _check_engine(values: Mapping[str, Any], find_folder: FindFolder | None, known: Sequence[ConfigError] = ()) -> None:
+    """Raise all errors of the engine's flags, with those of the right ones that a local config.json does not allow.
+
+    Flags with an error are left out of the next try, which finds what contradicts the others. Its errors about a flag
+    that was left out, as about those of the errors that are known, speak of a default that nobody wants.
+    """
+    problems, wrong, right = ErrorCollector(), {_flag_of(error) for error in known}, dict(values)
+    while True:
+        found = ErrorCollector()
+        with found.collecting():
+            config = build_engine_config(right)
+            if find_folder and (folder := find_folder(config.model, config.gguf_file)):
+                config.check_model(folder)
+        problems.errors += [error for error in found.errors if _flag_of(error) not in wrong]
+        fields = {_flag_of(error) for error in found.errors}
+        if not fields & right.keys():
+            break
+        wrong |= fields
+        right = {name: value for name, value in right.items() if name not in fields}
+    problems.raise_all()
+
+
+def _flag_of(error: ConfigError) -> str:
+    """Return the name of the flag that an error is about, however its message spells it."""
+    return re.split(r"[. ]", error.field)[0].removeprefix("--").replace("-", "_")
+
+
 def _server(values: Mapping[str, Any]) -> ServerConfig:
     """Build the server's configuration, with all API keys."""
+    problems, keys = ErrorCollector(), tuple[ApiKey, ...]()
     for name, others in REPLACED_BY.items():
         given = [FLAG_BY_NAME[other].option for other in others if other in values]
         if values.get(name, "") != "" and given:
-            raise ConfigError(name, f"cannot be combined with {' and '.join(given)}, which it replaces")
-    server = ServerConfig(**_section(SERVER, values))
-    keys = read_api_key_file(server.api_key_file) if server.api_key_file else ()
+            problems.add(name, f"cannot be combined with {' and '.join(given)}, which it replaces")
+    with problems.collecting():
+        server = ServerConfig(**_section(SERVER, values))
+    with problems.collecting():
+        keys = read_api_key_file(file) if (file := values.get("api_key_file")) else ()
+    problems.raise_all()
     return replace(server, keys=add_plain_keys(keys, server.api_keys))
 
 
@@ -143,18 +183,23 @@ def _cluster(values: dict[str, Any], env: Env, provenance: dict[str, str]) -> tu
     return config, notes
 
 
-def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
+def parse_engine_args(argv: Sequence[str], find_folder: FindFolder | None = None) -> dict[str, Any]:
     """Parse the engine's flags for a command that runs the engine itself; return keyword arguments for `LLM`.
+
+    Args:
+        find_folder: as in `parse_serve_args`.
 
     Raises:
         ConfigError: as `parse_serve_args`, and for a flag that only a server has.
     """
     problems = ErrorCollector()
     given, provenance = _read_sources(argv, problems)
-    _refuse_server_flags(given, provenance, "is a flag of the server; this command runs none", problems)
+    _refuse_server_flags(
+        given, provenance, f"{REFUSED}: it is a flag of the server, and this command runs none", problems
+    )
     values, _ = resolve_flags(given, provenance, problems)
     with problems.collecting(), errors_name_the_origin(provenance):
-        build_engine_config(values)
+        _check_engine(values, find_folder)
     problems.raise_all()
     return given
 
@@ -180,7 +225,7 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
         with problems.collecting():
             raise ConfigError(name, f"unknown {LLM_ARGUMENT}{did_you_mean(name, FLAG_BY_NAME)}")
     provenance = dict.fromkeys(given, LLM_ARGUMENT)
-    _refuse_server_flags(given, provenance, "is a flag of the server, not an argument of LLM", problems)
+    _refuse_server_flags(given, provenance, f"{REFUSED}: it is a flag of the server, not an argument of LLM", problems)
     values, notes = resolve_flags(given, provenance, problems)
     problems.raise_all()
     engine = build_engine_config(values)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastdeploy.config.context_limit import ContextLength, ContextLimit
@@ -15,7 +16,7 @@ from fastdeploy.config.model_config import KV_CACHE_DTYPES, ModelConfig
 from fastdeploy.config.overrides import CheckpointOverrides
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import AnySpeculativeConfig, NaiveConfig
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, ErrorCollector
 from fastdeploy.core.guided_decoding import BACKEND_NOTE, OTHER_BACKENDS
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.sampling_params import MAX_LOGPROB_ENTRIES, MAX_LOGPROBS
@@ -189,18 +190,23 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.overrides  # checks them
+        problems = ErrorCollector()
+        with problems.collecting():
+            _ = self.overrides  # checks them
         if not re.fullmatch(r"cpu|gpu(:\d+)?", self.device):
-            raise ConfigError("device", f"expected auto, cpu, gpu, or gpu:1 for the second GPU, got {self.device!r}")
-        if self.device != "cpu":
-            self.gpu.check_graphs()
+            problems.add("device", f"expected auto, cpu, gpu, or gpu:1 for the second GPU, got {self.device!r}")
+        elif self.device != "cpu":
+            with problems.collecting():
+                self.gpu.check_graphs()
         num_tokens, num_drafts = self.scheduler.max_num_batched_tokens, self.speculative.num_speculative_tokens
-        if isinstance(self.max_model_len, int):
-            self._check_prefill(self.max_model_len)
+        least = self.max_model_len if isinstance(self.max_model_len, int) else 0
         if num_tokens <= num_drafts:
-            raise ConfigError(
-                "max_num_batched_tokens", f"expected more than num_speculative_tokens {num_drafts}, got {num_tokens}"
-            )
+            text = f"expected more than num_speculative_tokens {num_drafts}, got {num_tokens}"
+            problems.add("max_num_batched_tokens", text)
+        elif not self.scheduler.enable_chunked_prefill and num_tokens < least:  # a step holds the whole context
+            text = f"expected at least max_model_len {least} without chunked prefill, got {num_tokens}"
+            problems.add("max_num_batched_tokens", text)
+        problems.raise_all()
 
     def read_model(self, folder: str, *, reads_weights: bool = True) -> ModelConfig:
         """Read the checkpoint's JSON files as the flags say; see `ModelConfig.from_pretrained`."""
@@ -212,6 +218,19 @@ class EngineConfig:
             reads_weights=reads_weights,
             overrides=self.overrides,
         )
+
+    def check_model(self, folder: str | Path) -> None:
+        """Compare the flags with the JSON files of the checkpoint in `folder`.
+
+        Raises:
+            ConfigError: the model is not supported, or it does not allow flags, each of which is named.
+        """
+        problems, model = ErrorCollector(), self.read_model(str(folder), reads_weights=False)
+        with problems.collecting():
+            self.choose_context(model)
+        with problems.collecting():
+            model.weight_formats(self.quantization)
+        problems.raise_all()
 
     @property
     def overrides(self) -> CheckpointOverrides:
@@ -230,12 +249,3 @@ class EngineConfig:
         if self.scheduler.enable_chunked_prefill or context.num_tokens <= num_tokens:
             return context
         return ContextLimit(num_tokens, "--max-num-batched-tokens, without chunked prefill")
-
-    def _check_prefill(self, max_model_len: int) -> None:
-        """Check that a step holds a whole context if prompts are not prefilled in chunks."""
-        num_tokens = self.scheduler.max_num_batched_tokens
-        if not self.scheduler.enable_chunked_prefill and num_tokens < max_model_len:
-            raise ConfigError(
-                "max_num_batched_tokens",
-                f"expected at least max_model_len {max_model_len} without chunked prefill, got {num_tokens}",
-            )

@@ -16,6 +16,8 @@ SERVER = "server"
 CLUSTER = "cluster"
 SERVE_ONLY = (SERVER, CLUSTER)
 """Sections of which only `fastdeploy serve` has the flags."""
+REFUSED = "is refused, leave it out"
+"""What a message says of a refused flag or key before the reason, or before what to use instead."""
 
 
 class FlagClass(Enum):

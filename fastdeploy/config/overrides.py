@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, ROPE_KEYS, check_values
+from fastdeploy.config.flag import REFUSED
 from fastdeploy.config.generation_defaults import GenerationDefaults, parse_generation_defaults
 from fastdeploy.core.errors import ConfigError, ConfigErrors, ErrorCollector, did_you_mean
 
@@ -85,7 +86,7 @@ def _check_keys(flag: str, given: Mapping[str, Any], known: tuple[str, ...], oth
     problems = ErrorCollector()
     for key in (key for key in given if key not in known):
         with problems.collecting():
-            problem = f"is not available; available keys: {', '.join(known)}; {others}"
+            problem = f"{REFUSED}; available keys: {', '.join(known)}; {others}"
             raise ConfigError(f"{flag}.{key}", f"{problem}{did_you_mean(str(key), known)}")
     problems.raise_all()
 

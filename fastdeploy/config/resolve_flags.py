@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from fastdeploy.config.convert import convert
-from fastdeploy.config.flag import Flag, FlagClass
-from fastdeploy.config.flags import FLAG_BY_NAME
+from fastdeploy.config.flag import REFUSED, Flag, FlagClass
+from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS
 from fastdeploy.config.machine import resolve_device
 from fastdeploy.core.errors import ConfigError, ConfigErrors, ErrorCollector, did_you_mean
 
 COMMAND_LINE = "command line"
 LLM_ARGUMENT = "LLM argument"
-REFUSED = "is refused, leave it out"
-"""What a message says of a refused flag before the reason, which names what to use instead if there is something."""
+_OF_CHECKPOINTS = ("model", "tokenizer", "dtype", "quantization", "chat_template")
+"""Flags whose names also stand for what the files of a checkpoint say, if the flag was not given."""
+_OLDER_NAMES = [flag.name for flag in FLAGS if flag.section == "speculative" and flag.field]
+_FLAG_IN_TEXT = re.compile(r"""(?<![\w'"`./-])([a-z]+(?:_[a-z]+)+)(?![\w'"`/=]|\.\w)""")
 
 
 def resolve_flags(
@@ -73,7 +76,7 @@ def _targets(flag: Flag, shown: str, raw: Any, value: Any) -> list[tuple[Flag, A
     for key in [key for key, item in value.items() if key not in flag.keys and item not in (False, "", None)]:
         with problems.collecting():
             hint = did_you_mean(key, flag.keys)
-            raise ConfigError(f"{shown}.{key}", f"is not available; available keys: {', '.join(flag.keys)}{hint}")
+            raise ConfigError(f"{shown}.{key}", f"{REFUSED}; available keys: {', '.join(flag.keys)}{hint}")
     problems.raise_all()
     return [(FLAG_BY_NAME[flag.keys[key]], item, f"{shown}.{key}") for key, item in value.items() if key in flag.keys]
 
@@ -90,17 +93,43 @@ def display_name(name: str, provenance: Mapping[str, str]) -> str:
 
 @contextmanager
 def errors_name_the_origin(provenance: Mapping[str, str], name: str = "") -> Iterator[None]:
-    """Add the file or variable that a wrong value came from to errors about `name`, else about the error's field."""
+    """Add where a wrong value came from to errors about `name`, else about the error's field.
+
+    That is the file or variable, or the spelling of flags on the command line (`ConfigError.typed`).
+    """
     try:
         yield
     except ConfigErrors as errors:
-        raise ConfigErrors([_with_origin(error, provenance, name) for error in errors.errors]) from None
+        named = ConfigErrors([_with_origin(error, provenance, name) for error in errors.errors])
+        raise named.with_traceback(errors.__traceback__) from None
     except ConfigError as error:
-        raise _with_origin(error, provenance, name) from None
+        raise _with_origin(error, provenance, name).with_traceback(error.__traceback__) from None
 
 
 def _with_origin(error: ConfigError, provenance: Mapping[str, str], name: str) -> ConfigError:
-    origin = provenance.get(name or error.field.split(".")[0], COMMAND_LINE)
-    if origin in (COMMAND_LINE, LLM_ARGUMENT):
+    if error.typed:
         return error
-    return ConfigError(error.field, f"{error.message} ({origin})")
+    origin = provenance.get(name or error.field.split(".")[0], COMMAND_LINE)
+    if origin == LLM_ARGUMENT:
+        return error
+    message = error.message if origin == COMMAND_LINE else f"{error.message} ({origin})"
+    return ConfigError(error.field, message, typed=_typed(error.field, message, provenance))
+
+
+def _typed(field: str, message: str, provenance: Mapping[str, str]) -> str:
+    """Return an error's line with our flags as they are typed, except those that a file or a variable has set."""
+    name, dot, key = field.partition(".")
+
+    def as_typed(found: re.Match[str]) -> str:
+        word = found[1]  # `num_speculative_tokens` is more often a key of --speculative-config than a flag
+        return word if word in _OLDER_NAMES and word not in provenance else _typed_name(word, provenance)
+
+    return f"{_typed_name(name, provenance)}{dot}{key}: {_FLAG_IN_TEXT.sub(as_typed, message)}"
+
+
+def _typed_name(name: str, provenance: Mapping[str, str]) -> str:
+    """Return a flag's spelling on the command line; other names stay."""
+    flag, origin = FLAG_BY_NAME.get(name), provenance.get(name)
+    if flag is None or flag.flag_class is not FlagClass.HONOURED or origin not in (None, COMMAND_LINE):
+        return name
+    return name if origin is None and name in _OF_CHECKPOINTS else flag.option

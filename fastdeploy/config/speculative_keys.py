@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastdeploy.config.drafting_checkpoint import PLANNED_METHODS, infer_method
-from fastdeploy.config.flag import flags_of
+from fastdeploy.config.flag import REFUSED, flags_of
 from fastdeploy.config.speculative_config import (
     CONFIGS,
     EXTENSIONS,
@@ -30,7 +30,7 @@ KEYS_WITHOUT_EFFECT = {
     "max_candidate_len": "the whole allowed set is verified",
     "verify_window": "the whole allowed set is verified",
 }
-REMOVED_KEYS = {"suffix_decoding_snapshot_path": "was removed: cached outputs are in memory only; remove the key"}
+REMOVED_KEYS = {"suffix_decoding_snapshot_path": f"{REFUSED}: cached outputs are in memory only"}
 
 
 def parse_speculative_config(mapping: Mapping[str, Any] | None) -> AnySpeculativeConfig:
@@ -73,7 +73,8 @@ def _resolve_method(mapping: Mapping[str, Any]) -> str:
     method = infer_method(model) if not given and isinstance(model, str) and model else str(given).lower()
     method = METHOD_ALIASES.get(method, method)
     if method in PLANNED_METHODS:
-        raise ConfigError(f"{FIELD}.method", f"{method!r} is not available yet; available: {', '.join(METHODS)}")
+        methods = ", ".join(METHODS)
+        raise ConfigError(f"{FIELD}.method", f"{method!r} is not available yet and refused; use one of {methods}")
     if method not in METHODS:
         raise ConfigError(
             f"{FIELD}.method", f"expected one of {', '.join(METHODS)}, got {given!r}{did_you_mean(method, METHODS)}"

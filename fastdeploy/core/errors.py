@@ -19,18 +19,20 @@ class ConfigError(FastDeployError):
     """An invalid flag, key, file or checkpoint.
 
     Attributes:
-        field: the flag, key or file, as the user typed it.
+        field: the flag, key or file; a flag has its Python name, unless a message of the parser names it.
         message: what is wrong, and what is expected.
+        typed: the whole line with flags as the user of a command line types them; empty where that is not known.
     """
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, typed: str = "") -> None:
         message = message.replace("\n", "\\n")  # of a path or a file, so that an error stays one line
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+        self.typed = typed
 
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str]]:
-        return type(self), (self.field, self.message)
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, str]]:
+        return type(self), (self.field, self.message, self.typed)
 
 
 class ConfigErrors(ConfigError):
@@ -66,6 +68,10 @@ class ErrorCollector:
             self.errors += errors.errors
         except ConfigError as error:
             self.errors.append(error)
+
+    def add(self, field: str, message: str) -> None:
+        """Collect a ConfigError."""
+        self.errors.append(ConfigError(field, message))
 
     def raise_all(self) -> None:
         """Raise the collected errors, if there are any."""
@@ -154,7 +160,9 @@ def device_errors() -> Iterator[None]:
 
 def error_lines(error: FastDeployError) -> str:
     """Return an error as the command line shows it: one line, or one per error of several."""
-    return "\n".join(f"fastdeploy: error: {line}" for line in str(error).split("\n"))
+    errors = error.errors if isinstance(error, ConfigErrors) else (error,)
+    texts = [(error.typed if isinstance(error, ConfigError) else "") or str(error) for error in errors]
+    return "\n".join(f"fastdeploy: error: {line}" for text in texts for line in text.split("\n"))
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -46,6 +46,12 @@ def folder_of(path: Path) -> Path:
     return gguf_folder(path, smollm2.SMOLLM2.sampling) if is_smollm2 else gguf_folder(path)
 
 
+def local_folder(name: str, gguf_file: str = "") -> str | None:
+    """Return the directory that is read for a local model, or None if there is none; raises as both functions here."""
+    path = find_local_model(name, gguf_file=gguf_file)
+    return None if path is None else str(folder_of(path))
+
+
 def find_local_model(name: str, field: str = "model", gguf_file: str = "") -> Path | None:
     """Return the directory or the GGUF file of a model that is there, or None if it may be downloaded.
 

@@ -211,7 +211,7 @@ def test_all_wrong_arguments_of_llm_are_raised_at_once() -> None:
         engine_config_from_kwargs({"model": "demo", "max_modle_len": 4, "port": 1, "enable_lora": True})
     assert str(caught.value).split("\n") == [
         "max_modle_len: unknown LLM argument; did you mean 'max_model_len'?",
-        "port: is a flag of the server, not an argument of LLM",
+        "port: is refused, leave it out: it is a flag of the server, not an argument of LLM",
         "enable_lora: is refused, leave it out: LoRA adapters are not supported",
     ]
 

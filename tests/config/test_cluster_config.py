@@ -246,9 +246,13 @@ def test_a_node_keeps_chunked_prefill_where_a_context_exceeds_a_step() -> None:
 
 @pytest.mark.parametrize("name", ["scheduler_host", "splitwise_role", "node_id"])
 def test_only_servers_have_these_flags(name: str) -> None:
-    with pytest.raises(ConfigError, match="is a flag of the server, not an argument of LLM"):
+    with pytest.raises(
+        ConfigError, match="is refused, leave it out: it is a flag of the server, not an argument of LLM"
+    ):
         engine_config_from_kwargs({"model": "demo", name: "mixed"})
-    with pytest.raises(ConfigError, match="is a flag of the server; this command runs none"):
+    with pytest.raises(
+        ConfigError, match="is refused, leave it out: it is a flag of the server, and this command runs none"
+    ):
         parse_engine_args(["demo", f"--{name.replace('_', '-')}", "mixed"])
 
 

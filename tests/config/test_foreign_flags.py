@@ -174,7 +174,7 @@ def test_the_short_names_of_vllm_are_known() -> None:
         ),
         (
             '--structured-outputs-config {"disable_any_whitespace":true}',
-            "--structured-outputs-config.disable_any_whitespace: is not available; available keys: backend, "
+            "--structured-outputs-config.disable_any_whitespace: is refused, leave it out; available keys: backend, "
             "reasoning_parser",
         ),
     ],
@@ -265,9 +265,9 @@ def test_wrong_keys_of_a_mapping_are_one_line(flags: str, message: str) -> None:
         (
             '--structured-outputs-config {"bakend":"auto","x":1}',
             [
-                "--structured-outputs-config.bakend: is not available; available keys: backend, reasoning_parser; "
-                "did you mean 'backend'?",
-                "--structured-outputs-config.x: is not available; available keys: backend, reasoning_parser",
+                "--structured-outputs-config.bakend: is refused, leave it out; available keys: backend, "
+                "reasoning_parser; did you mean 'backend'?",
+                "--structured-outputs-config.x: is refused, leave it out; available keys: backend, reasoning_parser",
             ],
         ),
     ],

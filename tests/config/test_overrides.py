@@ -85,7 +85,10 @@ def test_a_file_that_is_refused_is_served_with_an_override(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "value, message",
     [
-        ({"hidden_size": 8}, "hf_overrides.hidden_size: is not available; available keys: max_position_embeddings, "),
+        (
+            {"hidden_size": 8},
+            "hf_overrides.hidden_size: is refused, leave it out; available keys: max_position_embeddings, ",
+        ),
         ({"rope_teta": 8}, "hf_overrides.rope_teta: .*; did you mean 'rope_theta'?"),
         ({"rope_theta": "x"}, "hf_overrides.rope_theta: expected a number in .*, got 'x'"),
         ({"max_position_embeddings": 0}, "hf_overrides.max_position_embeddings: expected an integer in .*, got 0"),
@@ -150,7 +153,10 @@ def test_defaults_hold_without_the_file(tmp_path: Path) -> None:
     "value, message",
     [
         ({"temprature": 1}, "override_generation_config.temprature: .*; did you mean 'temperature'?"),
-        ({"logit_bias": {}}, "override_generation_config.logit_bias: is not available; available keys: do_sample, "),
+        (
+            {"logit_bias": {}},
+            "override_generation_config.logit_bias: is refused, leave it out; available keys: do_sample, ",
+        ),
         ({"temperature": -1}, "override_generation_config.temperature: expected .*, got -1"),
         ({"do_sample": 1}, "override_generation_config.do_sample: expected true or false, got 1"),
         ({"eos_token_id": "x"}, "override_generation_config.eos_token_id: expected a token id or a list of them"),

@@ -123,7 +123,7 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "suffix", "suffix_decoding_max_spec_factor": float("nan")}, "max_spec_factor", "number"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "min_token_prob", r"\[0, 1\]"),
         ({"method": "suffix", "suffix_decoding_max_cache_bytes": 1}, "max_cache_bytes", "1048576"),
-        ({"method": "suffix", "suffix_decoding_snapshot_path": "a"}, "snapshot_path", "was removed"),
+        ({"method": "suffix", "suffix_decoding_snapshot_path": "a"}, "snapshot_path", "is refused, leave it out"),
         ({"method": "suffix", "suffix_decoding_min_prob": 0.1}, "suffix_decoding_min_prob", "min_token_prob"),
         ({"method": "ngram", "suffix_decoding_min_token_prob": 0.1}, "min_token_prob", "belongs to method 'suffix'"),
         ({"method": "suffix", "prompt_lookup_max": 4}, "max_ngram_size", "belongs to method 'ngram'"),

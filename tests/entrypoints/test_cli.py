@@ -63,14 +63,17 @@ def test_a_reader_that_has_ended_is_no_error() -> None:
         (["dance"], "unknown command 'dance'; see fastdeploy --help"),
         (
             ["serve", "demo", "--device", "npu"],
-            "device: expected auto, cpu, gpu, or gpu:1 for the second GPU, got 'npu'",
+            "--device: expected auto, cpu, gpu, or gpu:1 for the second GPU, got 'npu'",
         ),
         (["bench", "swerve"], "unknown command 'bench swerve'; did you mean 'serve'?"),
         (["chat", "--max-token", "3"], "--max-token: unknown flag; did you mean '--max-tokens'?"),
         (["chat", "--max-tokens", "0"], "--max-tokens: expected at least 1, got 0"),
         (["bench", "serve", "--request-rate", "0"], "--request-rate: expected a positive number or inf, got 0"),
         (["bench", "latency", "--use-beam-search"], "--use-beam-search: not supported"),
-        (["bench", "latency", "demo", "--port", "1"], "--port: is a flag of the server; this command runs none"),
+        (
+            ["bench", "latency", "demo", "--port", "1"],
+            "--port: is refused, leave it out: it is a flag of the server, and this command runs none",
+        ),
         (["bench", "throughput", "demo", "--sead", "5"], "--sead: unknown flag; did you mean '--seed'?"),
         (["complete", "--quick"], "--quick: expected one argument"),
         (

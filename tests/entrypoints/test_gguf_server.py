@@ -45,7 +45,7 @@ def test_a_damaged_file_is_one_line_and_status_2_whatever_its_name(tmp_path: Pat
     try:
         assert server.wait_end() == 2
         [line] = server.stderr.splitlines()
-        assert line.startswith("fastdeploy: error: model: ") and "is incomplete: tensor" in line
+        assert line.startswith("fastdeploy: error: --model: ") and "is incomplete: tensor" in line
         assert not list((tmp_path / "tmp").iterdir()) and not (tmp_path / "cache").exists()
     finally:
         server.close()
@@ -59,7 +59,7 @@ def test_a_tokenizer_that_cannot_be_read_is_one_line_while_the_engine_loads(tmp_
     try:
         assert server.wait_end() == 2
         [line] = server.stderr.splitlines()
-        assert line.startswith("fastdeploy: error: tokenizer: ")
+        assert line.startswith("fastdeploy: error: --tokenizer: ")
         assert not list((tmp_path / "tmp").iterdir()), "the engine has ended and its socket is removed"
     finally:
         server.close()

@@ -108,11 +108,11 @@ def test_start_up_shows_the_model_a_summary_notes_and_one_ready_line(tmp_path: P
     ("flags", "options", "message"),
     [
         (["--max-modle-len", "5"], {}, "--max-modle-len: unknown flag; did you mean '--max-model-len'?"),
-        (["--max-model-len", "0"], {}, "max_model_len: expected an integer in [1, 2147483647], or auto, got 0"),
-        (["--splitwise-role", "decode"], {}, "splitwise_role: 'decode' needs --scheduler-name splitwise"),
-        (["--max-model-len", "4M"], {}, "max_model_len: 4194304 is more than the model's limit of 2097152 tokens"),
-        (["--workers", "0"], {}, "workers: expected an integer in [1, 256], got 0"),
-        ([], {"config_error": "no weights in it"}, "model: no weights in it"),
+        (["--max-model-len", "0"], {}, "--max-model-len: expected an integer in [1, 2147483647], or auto, got 0"),
+        (["--splitwise-role", "decode"], {}, "--splitwise-role: 'decode' needs --scheduler-name splitwise"),
+        (["--max-model-len", "4M"], {}, "--max-model-len: 4194304 is more than the model's limit of 2097152 tokens"),
+        (["--workers", "0"], {}, "--workers: expected an integer in [1, 256], got 0"),
+        ([], {"config_error": "no weights in it"}, "--model: no weights in it"),
     ],
 )
 def test_an_unusable_configuration_is_one_line_and_status_2(

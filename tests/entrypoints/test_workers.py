@@ -185,7 +185,7 @@ def test_an_unusable_configuration_is_one_line_with_workers_too(tmp_path: Path) 
     server = run_to_end(str(save_mock_model(tmp_path, config_error="no weights in it")), "--workers", "2")
     assert server.process.returncode == 2
     errors = [line for line in server.stderr.splitlines() if not line.startswith("weights")]
-    assert errors == ["fastdeploy: error: model: no weights in it"]
+    assert errors == ["fastdeploy: error: --model: no weights in it"]
 
 
 def test_engine_that_dies_while_starting_gives_status_1_with_workers_too(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from fastdeploy.config.env import Env, read_env
+from fastdeploy.config.resolve_flags import errors_name_the_origin
 from fastdeploy.core.errors import DeviceFailedError, FastDeployError, error_lines
 from fastdeploy.core.standard_streams import open_standard_streams
 from fastdeploy.entrypoints.cli.parser import run_subcommand
@@ -64,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         env = read_env()
         set_up_script_logging(env)
-        status = run_subcommand("", COMMANDS, arguments)
+        with errors_name_the_origin({}):
+            status = run_subcommand("", COMMANDS, arguments)
         sys.stdout.flush()
         return status
     except FastDeployError as error:

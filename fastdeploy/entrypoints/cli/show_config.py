@@ -21,7 +21,7 @@ from fastdeploy.config.resolve_flags import COMMAND_LINE, errors_name_the_origin
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.operators import describe_device, device_line
 from fastdeploy.entrypoints.cli.parser import SERVE_FLAGS, CommandParser
-from fastdeploy.hub.model_path import find_local_model, folder_of
+from fastdeploy.hub.model_path import find_local_model, folder_of, local_folder
 
 SEPARATE_SPECULATION_FLAGS = (
     "speculative_model",
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--output-format", choices=("yaml", "json"), default="yaml", help="format of the output")
     own_args, flags = parser.parse_with_engine_flags(arguments)
-    args = with_known_model(parse_serve_args(flags, read_env()))
+    args = with_known_model(parse_serve_args(flags, read_env(), local_folder))
     values = resolved_values(args)
     device = describe_device(args.engine.device)
     print((_as_json if own_args.output_format == "json" else _as_yaml)(values, args.notes, device))

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from fastdeploy.config.args import ServeArgs, parse_serve_args
 from fastdeploy.config.env import Env, read_env
+from fastdeploy.config.resolve_flags import errors_name_the_origin
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, DeviceFailedError, EngineDeadError, error_lines
 from fastdeploy.core.faults import arm
@@ -43,6 +44,7 @@ from fastdeploy.entrypoints.openai.startup_summary import (
     summary_lines,
 )
 from fastdeploy.entrypoints.openai.supervisor import Supervisor
+from fastdeploy.hub.model_path import local_folder
 from fastdeploy.ipc.child import DEFAULT_FACTORY
 from fastdeploy.ipc.client import EngineClient
 from fastdeploy.metrics.logs import AGENT_LOG, ENGINE_LOG, log_folder, set_up_logging
@@ -61,13 +63,14 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
     write_stacks_on_signal()
     try:
         env = read_env()
-        args = parse_serve_args(sys.argv[1:] if argv is None else argv, env)
+        args = parse_serve_args(sys.argv[1:] if argv is None else argv, env, local_folder)
         args = replace(args, cluster=args.cluster.with_node_id())
         set_up_logging(env)
         arm(env.faults)
         raise_file_limit()
         print_first_line(args.engine.model)  # before the engine's process imports Paddle
-        return uvloop.run(_serve(args, env, factory))
+        with errors_name_the_origin(args.provenance):
+            return uvloop.run(_serve(args, env, factory))
     except (ConfigError, DeviceFailedError) as error:
         if env.debug:
             raise

@@ -19,11 +19,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from fastdeploy.config.args import ServeArgs
+from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.env import Env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.resolve_flags import errors_name_the_origin
 from fastdeploy.config.server_config import ServerConfig
-from fastdeploy.core.errors import ConfigError, ShuttingDownError
+from fastdeploy.core.errors import ConfigError, ErrorCollector, ShuttingDownError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
 from fastdeploy.entrypoints.openai.connection_gate import ConnectionGate, RequestGuard
@@ -38,7 +39,7 @@ from fastdeploy.entrypoints.openai.own_templates import own_traits, read_chat_te
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.tool_parser_choice import choose_tool_parser
 from fastdeploy.entrypoints.openai.web_server import make_web_server
-from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.hub.model_path import local_folder, resolve_model_path
 from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.scheduler.base import RequestScheduler
 
@@ -53,13 +54,26 @@ def find_model(args: ServeArgs) -> ServeArgs:
     Raises:
         ConfigError: a flag or file cannot be used; names it.
     """
-    _check_certificate(args.server)
-    engine = args.engine
-    folder = resolve_model_path(engine.model, engine.revision, gguf_file=engine.gguf_file)
-    args = replace(args, engine=replace(engine, model_folder=folder))
+    problems, engine = ErrorCollector(), args.engine
     with errors_name_the_origin(args.provenance):
-        engine.choose_context(_read_config(args))  # what the model does not support is refused before it is loaded
-    return args
+        with problems.collecting():
+            _check_certificate(args.server)
+        with problems.collecting():
+            read_chat_template(args.server.chat_template)
+        with problems.collecting():
+            folder = _find_folder(engine, may_download=not problems.errors)
+            if folder is not None:
+                engine.check_model(folder)  # what the model does not support is refused before it is loaded
+        problems.raise_all()
+    assert folder is not None
+    return replace(args, engine=replace(engine, model_folder=folder))
+
+
+def _find_folder(engine: EngineConfig, may_download: bool) -> str | None:
+    """Return the model's folder; None if there is none and it may not be downloaded, since the start has failed."""
+    if may_download:
+        return resolve_model_path(engine.model, engine.revision, gguf_file=engine.gguf_file)
+    return local_folder(engine.model, engine.gguf_file)
 
 
 def _read_config(args: ServeArgs) -> ModelConfig:

@@ -21,6 +21,7 @@ from fastdeploy.entrypoints.cli.bench.datasets import (
 )
 from fastdeploy.entrypoints.cli.bench.report import print_json, print_metrics, summarize
 from fastdeploy.entrypoints.cli.parser import ENGINE_FLAGS, CommandParser, non_negative_int, positive_int, ratio
+from fastdeploy.hub.model_path import local_folder
 
 if TYPE_CHECKING:
     from fastdeploy.entrypoints.llm import LLM
@@ -115,7 +116,7 @@ def _add_common_flags(parser: argparse.ArgumentParser) -> None:
 
 def _make_llm(flags: Sequence[str], num_tokens: int) -> LLM:
     """Load the engine; without --max-model-len its context holds at least `num_tokens` tokens."""
-    kwargs = parse_engine_args(flags)
+    kwargs = parse_engine_args(flags, local_folder)
     kwargs.setdefault("max_model_len", max(DEFAULT_MAX_MODEL_LEN, num_tokens))
     from fastdeploy.entrypoints.llm import LLM  # imports Paddle, so only after all flags are checked
 
@@ -123,7 +124,7 @@ def _make_llm(flags: Sequence[str], num_tokens: int) -> LLM:
 
 
 def _load_requests(args: argparse.Namespace, flags: list[str]) -> list[SampleRequest]:
-    engine_args = parse_engine_args(flags)
+    engine_args = parse_engine_args(flags, local_folder)
     tokenizer = load_tokenizer(str(engine_args.get("tokenizer") or engine_args["model"]))
     if args.dataset_name != "random":
         return file_requests(args, tokenizer, args.num_prompts)
