@@ -376,10 +376,13 @@ def _speculative_mapping(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     config = older.pop("", None)
     if not older:
         return config
+    given = ", ".join(
+        name for name in values if FLAG_BY_NAME[name].section == "speculative" and FLAG_BY_NAME[name].field
+    )
     if config is not None:
-        raise ConfigError("speculative_config", f"cannot be combined with its older spelling: {', '.join(older)}")
+        raise ConfigError("speculative_config", f"cannot be combined with its older spelling: {given}")
     if "method" in older:
         return older
     if "model" not in older:
-        raise ConfigError("speculative_model", f"is missing, but required by {', '.join(older)}")
+        raise ConfigError("speculative_model", f"is missing, but required by {given}")
     return {"method": older.pop("model"), **older} if older["model"].startswith("[") else older
