@@ -30,6 +30,7 @@ from fastdeploy.config.resolve_flags import (
     resolve_flags,
 )
 from fastdeploy.config.server_config import ServerConfig
+from fastdeploy.config.speculative_config import FIELD
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.config.yaml_file import read_yaml_mapping
 from fastdeploy.core.errors import ConfigError, ErrorCollector, did_you_mean
@@ -105,7 +106,9 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None, find_folder: F
     gpu_notes = engine.gpu.notes(
         engine.device, {name: display_name(name, provenance) for name in provenance if name in FLAG_BY_NAME}
     )
-    notes = (*notes, *gpu_notes, *more_notes, *engine.speculative.notes, *key_notes, *unknown)
+    shown = display_name(FIELD, provenance) if FIELD in provenance else FIELD
+    draft_notes = [note.replace(FIELD, shown, 1) for note in engine.speculative.notes]
+    notes = (*notes, *gpu_notes, *more_notes, *draft_notes, *key_notes, *unknown)
     return ServeArgs(engine, server, provenance, notes, cluster)
 
 

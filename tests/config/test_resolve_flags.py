@@ -41,6 +41,18 @@ def test_flags_of_the_command_line_have_one_spelling(flags: str, line: str) -> N
     assert lines_of(*flags.split()) == [line]
 
 
+def test_notes_about_keys_of_a_mapping_have_the_spelling_of_the_flag(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("speculative_config: {method: ngram, verify_window: 2}\n")
+    mapping = '{"method": "ngram", "verify_window": 2}'
+    for flags, shown in (
+        (("--speculative_config", mapping), "--speculative-config"),
+        (("--config", str(file)), "speculative_config"),
+    ):
+        [note] = parse_serve_args(["demo", *flags]).notes
+        assert note == f"{shown}.verify_window 2 has no effect: the whole allowed set is verified"
+
+
 def test_values_paths_and_names_of_files_are_no_flags() -> None:
     message = (
         "expected max_num_seqs, got 'max_num_seqs', /max_num_seqs/x, max_num_seqs.json, a.max_num_seqs, rope_theta"
