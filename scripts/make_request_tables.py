@@ -15,7 +15,13 @@ from fastdeploy.entrypoints.openai.messages_api.errors import ERROR_TYPES
 from fastdeploy.entrypoints.openai.messages_api.fields import OBJECTS as MESSAGES_OBJECTS
 from fastdeploy.entrypoints.openai.messages_api.protocol import MessagesRequest
 from fastdeploy.entrypoints.openai.openapi import describe_fields
-from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
+from fastdeploy.entrypoints.openai.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+    ChatFields,
+    CompletionRequest,
+    GenerationFields,
+)
 from fastdeploy.entrypoints.openai.responses_api.protocol import OBJECTS, ResponsesRequest
 from scripts.protocol_tables import protocol_tables, table
 from tests.entrypoints.error_table import BODIES, BOTH, ONE, ROUTES, Row, wrong
@@ -23,27 +29,27 @@ from tests.entrypoints.openapi_fields import RELEASED, document_lines, make_docu
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 MARKS = ("<!-- {}: made by scripts/make_request_tables.py -->", "<!-- end of {} -->")
-TITLES = {
-    GenerationFields: "Both endpoints",
-    CompletionRequest: "`/v1/completions`",
-    ChatCompletionRequest: "`/v1/chat/completions`",
+TITLES: dict[type, tuple[str, type]] = {
+    GenerationFields: ("All of these endpoints", CompletionRequest),
+    CompletionRequest: ("`/v1/completions`", CompletionRequest),
+    ChatFields: ("`/v1/chat/completions` and `/v1/chat/completions/batch`", ChatCompletionRequest),
+    ChatCompletionRequest: ("`/v1/chat/completions`", ChatCompletionRequest),
+    BatchChatCompletionRequest: ("`/v1/chat/completions/batch`", BatchChatCompletionRequest),
 }
+"""Struct with fields of its own -> title of their table, and a body that has them."""
 
 
 def field_tables() -> str:
     """Return the tables of fields: honoured, without effect, refused."""
     schemas = make_document()["components"]["schemas"]
-    shared = describe_fields(GenerationFields)
     tables = []
-    for model, title in TITLES.items():
-        properties = schemas[model.__name__ if model is not GenerationFields else CompletionRequest.__name__][
-            "properties"
-        ]
-        texts = shared if model is GenerationFields else describe_fields(model)
+    for model, (title, body) in TITLES.items():
+        properties = schemas[body.__name__]["properties"]
+        inherited = [] if model is GenerationFields else describe_fields(model.__bases__[0])
         rows = [
             (f"`{name}`", text, range_text(properties[name]))
-            for name, text in texts.items()
-            if model is GenerationFields or name not in shared
+            for name, text in describe_fields(model).items()
+            if name not in inherited
         ]
         tables.append(table(f"**{title}**", ("field", "", "range"), rows))
     rows_without_range = [(f"`{name}`", reason) for name, reason in WITHOUT_EFFECT.items()]

@@ -13,7 +13,11 @@ import msgspec
 from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
 from fastdeploy.entrypoints.openai.field_rules import rules_of
 from fastdeploy.entrypoints.openai.messages_api.protocol import CountTokensRequest, MessagesRequest
-from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from fastdeploy.entrypoints.openai.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
 from fastdeploy.entrypoints.openai.responses_api.protocol import ResponsesRequest
 
 MAX_MODEL_LEN = 200
@@ -23,10 +27,12 @@ NO_FORMAT = "auto needs a server with --tool-call-parser, because its chat templ
 TOOL = {"type": "function", "function": {"name": "f"}}
 RESPONSE: dict[str, Any] = {"model": "default", "input": "hi", "max_output_tokens": 3}
 COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+BATCH = f"{CHATS}/batch"
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 VALID = {
     COMPLETIONS: COMPLETION,
     CHATS: CHAT,
+    BATCH: {**CHAT, "messages": [CHAT["messages"]]},
     MESSAGES: CHAT,
     COUNT_TOKENS: {"messages": CHAT["messages"]},
     RESPONSES: RESPONSE,
@@ -38,6 +44,7 @@ VALID = {
 MODELS: dict[str, type[msgspec.Struct]] = {
     COMPLETIONS: CompletionRequest,
     CHATS: ChatCompletionRequest,
+    BATCH: BatchChatCompletionRequest,
     MESSAGES: MessagesRequest,
     COUNT_TOKENS: CountTokensRequest,
     RESPONSES: ResponsesRequest,

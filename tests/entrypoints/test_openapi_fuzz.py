@@ -32,7 +32,7 @@ CHECKS = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
-NUM_OPERATIONS = {GenerationMode.POSITIVE: 19, GenerationMode.NEGATIVE: 9}
+NUM_OPERATIONS = {GenerationMode.POSITIVE: 20, GenerationMode.NEGATIVE: 10}
 
 
 def some_fields(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:

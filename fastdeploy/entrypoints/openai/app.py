@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -46,7 +47,12 @@ from fastdeploy.entrypoints.openai.middleware import (
 from fastdeploy.entrypoints.openai.openapi import GENERATION_ERRORS, Endpoint, build_document
 from fastdeploy.entrypoints.openai.params import check_request_fields
 from fastdeploy.entrypoints.openai.prompt import has_client_template
-from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, RequestFields
+from fastdeploy.entrypoints.openai.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    RequestFields,
+)
 from fastdeploy.entrypoints.openai.responses import (
     ChatCompletionResponse,
     ChatCompletionStreamResponse,
@@ -60,6 +66,7 @@ from fastdeploy.entrypoints.openai.routes_info import server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import Serving
 from fastdeploy.entrypoints.openai.serving_chat import ServingChat
+from fastdeploy.entrypoints.openai.serving_chat_batch import ServingChatBatch
 from fastdeploy.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy.entrypoints.openai.threads import run_in_template_thread, run_in_thread
 from fastdeploy.version import __version__
@@ -112,29 +119,54 @@ def make_app(server: ApiServer) -> FastAPI:
     return app
 
 
+@dataclass(frozen=True)
+class BodyKind:
+    """A kind of request that generates.
+
+    Attributes:
+        model: struct of its body.
+        make_serving: checks a body and makes the request.
+        is_light: a small body takes little time to check.
+    """
+
+    model: type[RequestFields]
+    make_serving: Callable[[ApiServer, Any], Serving]
+    is_light: bool = True
+
+
+COMPLETION = BodyKind(CompletionRequest, ServingCompletion)
+CHAT = BodyKind(ChatCompletionRequest, ServingChat)
+CHAT_BATCH = BodyKind(BatchChatCompletionRequest, ServingChatBatch, is_light=False)  # a few bytes are a conversation
+MESSAGES = BodyKind(MessagesRequest, ServingMessages)
+RESPONSES = BodyKind(ResponsesRequest, ServingResponses)
+
+
 async def completions(request: Request) -> GenerationResponse:
     """Complete one or several prompts."""
-    return await _generate(request, CompletionRequest, ServingCompletion)
+    return await _generate(request, COMPLETION)
 
 
 async def chat_completions(request: Request) -> GenerationResponse:
     """Generate the next message of a conversation."""
-    return await _generate(request, ChatCompletionRequest, ServingChat)
+    return await _generate(request, CHAT)
+
+
+async def chat_completions_batch(request: Request) -> GenerationResponse:
+    """Generate the next message of each of several conversations."""
+    return await _generate(request, CHAT_BATCH)
 
 
 async def messages(request: Request) -> GenerationResponse:
     """Generate the next message of a conversation, in the protocol of Anthropic's API."""
-    return await _generate(request, MessagesRequest, ServingMessages)
+    return await _generate(request, MESSAGES)
 
 
 async def create_response(request: Request) -> GenerationResponse:
     """Generate the next items of a conversation; nothing is stored."""
-    return await _generate(request, ResponsesRequest, ServingResponses)
+    return await _generate(request, RESPONSES)
 
 
-async def _generate(
-    request: Request, model: type[Any], make_serving: Callable[[ApiServer, Any], Serving]
-) -> GenerationResponse:
+async def _generate(request: Request, kind: BodyKind) -> GenerationResponse:
     """Parse and check the body; return the response, which runs the request when it is sent.
 
     Raises:
@@ -144,20 +176,14 @@ async def _generate(
     deadline_s = _deadline_s(arrival_s, server.config.request_timeout)
     try:
         async with asyncio.timeout_at(deadline_s) as limit:
-            return await _prepare(request, model, make_serving, arrival_s, limit)
+            return await _prepare(request, kind, arrival_s, limit)
     except TimeoutError:
         if limit.expired():
             raise deadline_exceeded() from None
         raise
 
 
-async def _prepare(
-    request: Request,
-    model: type[Any],
-    make_serving: Callable[[ApiServer, Any], Serving],
-    arrival_s: float,
-    limit: asyncio.Timeout,
-) -> GenerationResponse:
+async def _prepare(request: Request, kind: BodyKind, arrival_s: float, limit: asyncio.Timeout) -> GenerationResponse:
     """Do the work of `_generate`, and set the deadline once the body is known."""
     server = server_of(request)
     server.check_available()
@@ -165,7 +191,7 @@ async def _prepare(
     raw_body = await read_body(request, server.config)
 
     def parse() -> RequestFields:
-        body: RequestFields = parse_body(raw_body, model, server.config)
+        body = parse_body(raw_body, kind.model, server.config)
         fault_point("parse", body.request_id or "")
         server.check_model(body.model)
         check_request_fields(body)
@@ -179,11 +205,11 @@ async def _prepare(
     deadline_s = _deadline_s(arrival_s, server.config.request_timeout, body.timeout)
     limit.reschedule(deadline_s)
     if has_client_template(server, getattr(body, "chat_template", None)):
-        serving = await run_in_template_thread(client.id, client.weight, make_serving, server, body)
-    elif is_small:
-        serving = make_serving(server, body)
+        serving = await run_in_template_thread(client.id, client.weight, kind.make_serving, server, body)
+    elif is_small and kind.is_light:
+        serving = kind.make_serving(server, body)
     else:
-        serving = await run_in_thread(client.id, client.weight, make_serving, server, body)
+        serving = await run_in_thread(client.id, client.weight, kind.make_serving, server, body)
     release_body(request.scope)  # not before: the fields wait for a thread as the body does
     server.check_num_sequences(client, serving.requests)
     _assign_client(serving, client)
@@ -262,6 +288,15 @@ ENDPOINTS = (
         event=ChatCompletionStreamResponse,
         errors=GENERATION_ERRORS,
         tag="Generation",
+    ),
+    Endpoint(
+        "/v1/chat/completions/batch",
+        chat_completions_batch,
+        methods=("POST",),
+        request=BatchChatCompletionRequest,
+        response=ChatCompletionResponse,
+        event=ChatCompletionStreamResponse,
+        errors=GENERATION_ERRORS,
     ),
     Endpoint(
         MESSAGES_PATH,

@@ -67,7 +67,6 @@ ABSENT_ROUTES = {
     "/v1/messages/batches": "`fastdeploy run-batch` runs batches of requests",
     "/v1/chat/completions/render": _RENDER,
     "/v1/completions/render": _RENDER,
-    "/v1/chat/completions/batch": "send a request per conversation; `fastdeploy run-batch` runs a file of them",
     "/inference/v1/generate": _IDS,
     "/generate": _IDS,
     "/generative_scoring": "use logprob_token_ids of /v1/completions",

@@ -36,7 +36,7 @@ from fastdeploy.entrypoints.openai.field_rules import rules_of
 from fastdeploy.entrypoints.openai.middleware import MAX_HEADER_ID_LENGTH
 from fastdeploy.entrypoints.openai.params import RESPONSE_FORMATS
 from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
-from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES
+from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES, BatchChatCompletionRequest
 from fastdeploy.entrypoints.openai.responses import ErrorResponse
 from fastdeploy.entrypoints.openai.serving_base import MAX_REQUEST_ID_LENGTH
 from fastdeploy.scheduler.request_states import Role
@@ -152,6 +152,12 @@ FIELD_SCHEMAS: dict[str, Schema] = {
     "role": {"enum": [role.value for role in Role]},
 }
 """Field of a body -> what its schema says beyond its type and its range."""
+BODY_SCHEMAS: dict[type, dict[str, Schema]] = {
+    BatchChatCompletionRequest: {
+        "messages": {"minItems": 1, "items": {"type": "array", "items": _MESSAGE, "minItems": 1}}
+    }
+}
+"""Struct of a body -> the same for fields that differ from those of other bodies."""
 
 
 @dataclass(frozen=True)
@@ -352,7 +358,7 @@ def _merge_types(schema: Schema) -> None:
 def _complete_body(schema: Schema, model: type) -> None:
     """Add ranges, lengths and what else is known of the fields of a body; unknown fields are refused."""
     properties = schema["properties"]
-    schemas = {**FIELD_SCHEMAS, **getattr(model, "schemas", {})}
+    schemas = {**FIELD_SCHEMAS, **BODY_SCHEMAS.get(model, {}), **getattr(model, "schemas", {})}
     for name, part in properties.items():
         if name in FIELD_RANGES and not {"integer", "number"}.isdisjoint(_types(part)):
             part.update(_bounds(FIELD_RANGES[name]))

@@ -185,13 +185,10 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: int | bool | None = None
 
 
-class ChatCompletionRequest(GenerationFields, kw_only=True):
-    """Body of POST /v1/chat/completions.
+class ChatFields(GenerationFields, kw_only=True):
+    """Fields of chats, whose body has one conversation or several; None means not given.
 
     Attributes:
-        messages: the conversation; contents are text or lists of text parts; at most 16384 messages, parts and tool
-            calls
-        prompt_token_ids: the prompt as token ids, instead of `messages`
         max_completion_tokens: takes precedence over `max_tokens`
         logprobs: report the probability of each token
         top_logprobs: number of alternatives per token; needs `logprobs`; limits as of `prompt_logprobs`
@@ -212,8 +209,6 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         parallel_tool_calls: false allows at most one call
     """
 
-    messages: list[dict[str, Any]] | None = None
-    prompt_token_ids: list[int] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -230,6 +225,29 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+
+
+class ChatCompletionRequest(ChatFields, kw_only=True):
+    """Body of POST /v1/chat/completions.
+
+    Attributes:
+        messages: the conversation; contents are text or lists of text parts; at most 16384 messages, parts and tool
+            calls
+        prompt_token_ids: the prompt as token ids, instead of `messages`
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class BatchChatCompletionRequest(ChatFields, kw_only=True):
+    """Body of POST /v1/chat/completions/batch.
+
+    Attributes:
+        messages: a list of conversations, each as in chats; at most 1024 choices in all
+    """
+
+    messages: list[list[dict[str, Any]]] | None = None
 
 
 FIELD_RANGES: dict[str, Range] = {

@@ -16,6 +16,7 @@ from fastdeploy.entrypoints.openai.custom_tools import without_custom_tools
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
 from fastdeploy.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from fastdeploy.entrypoints.openai.parsers.message import Message
+from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.renaming import renamed_errors
@@ -59,8 +60,12 @@ class ServingChat(ChoiceServing):
     def group(self) -> GenerationGroup:
         """Return the generation of the message, whose reasoning is counted."""
         group = super().group()
-        group.usage.reasoning = self._turn.reasoning_counters()
+        group.usage.reasoning = self.reasoning_counters()
         return group
+
+    def reasoning_counters(self) -> Sequence[ReasoningCounter]:
+        """Return a counter of reasoning tokens per choice."""
+        return self._turn.reasoning_counters()
 
     def choice(self, update: ChoiceUpdate) -> ChatCompletionChoice:
         """Return the choice with its message."""

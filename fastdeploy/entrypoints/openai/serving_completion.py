@@ -62,15 +62,12 @@ class ServingCompletion(ChoiceServing):
         super().__init__(server, body, f"cmpl-{request_id}")
         params = completion_params(body, server.defaults, server.param_limits)
         self._prompts = split_prompts(body)
-        if len(self._prompts) * params.n > MAX_CHOICES:
-            raise InvalidRequestError(
-                "n", f"expected at most {MAX_CHOICES} choices for all prompts, got {len(self._prompts) * params.n}"
-            )
+        check_num_choices(len(self._prompts) * params.n)
         self._adds_special = add_special = body.add_special_tokens is not False
         field = "prompt" if body.prompt_token_ids is None else "prompt_token_ids"
         tokenizer, limits = server.tokenizer, server.limits
         params = prepare_params(tokenizer, limits, params)
-        _check_num_ids(params, len(self._prompts))
+        check_num_ids("prompt", params, len(self._prompts))
         self.requests = [
             build_prepared_request(tokenizer, limits, self._id(index), prompt, params, add_special, field)
             for index, prompt in enumerate(self._with_suffix(add_special))
@@ -174,12 +171,26 @@ class ServingCompletion(ChoiceServing):
         return offsets[:num_kept] if request.params.truncation_side == "right" else offsets[-num_kept:]
 
 
-def _check_num_ids(params: SamplingParams, num_prompts: int) -> None:
+def check_num_choices(num_choices: int) -> None:
+    """Raise InvalidRequestError if the prompts of a request have too many choices in all."""
+    if num_choices > MAX_CHOICES:
+        raise InvalidRequestError("n", f"expected at most {MAX_CHOICES} choices for all prompts, got {num_choices}")
+
+
+def check_num_ids(field: str, params: SamplingParams, num_prompts: int) -> None:
+    """Check the token ids in the parameters of a request, of which each prompt gets a copy.
+
+    Args:
+        field: that has the prompts.
+
+    Raises:
+        InvalidRequestError: there are too many in all.
+    """
     num_ids = sum(map(len, params.bad_words_token_ids)) + len(params.logit_bias) + len(params.stop_token_ids)
     num_ids += len(params.allowed_token_ids or ())
     if num_ids * num_prompts > MAX_IDS:
         raise InvalidRequestError(
-            "prompt",
+            field,
             f"at most {MAX_IDS} token ids of bad words, logit_bias, stop_token_ids and allowed_token_ids times "
             f"prompts, got {num_ids} times {num_prompts}",
         )
