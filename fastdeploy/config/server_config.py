@@ -124,6 +124,9 @@ class ServerConfig:
     ] = False
     disable_log_requests: Annotated[bool, switch(help="log no line per request")] = False
     uvicorn_log_level: Annotated[str, choice(*UVICORN_LOG_LEVELS, help=", ".join(UVICORN_LOG_LEVELS))] = "warning"
+    enable_tokenizer_info_endpoint: Annotated[
+        bool, switch(help="serve /tokenizer_info: the tokenizer's settings and the chat template")
+    ] = False
     disable_fastapi_docs: Annotated[bool, switch(help="do not serve /docs, /redoc and /openapi.json")] = False
     allowed_origins: Annotated[tuple[str, ...], strings(help="CORS: origins that browsers may call from, or *")] = ()
     allowed_methods: Annotated[tuple[str, ...], strings(help="CORS: methods that they may use")] = ("*",)

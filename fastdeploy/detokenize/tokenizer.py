@@ -47,6 +47,7 @@ class Tokenizer:
         eos_token_id: id of the EOS token, or None.
         is_byte_level: whether every token is a fixed byte string, independent of its neighbours.
         chat_templates: the chat templates of the folder.
+        config: what `read_tokenizer_config` returns for the folder.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """Wrap a `tokenizers.Tokenizer`, without the truncation and padding that its file may specify.
 
         Args:
             special_tokens: name -> text.
             chat_template: a template, or name -> template.
+            config: the attribute.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -68,6 +71,7 @@ class Tokenizer:
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.max_token_length = max(map(len, vocab), default=1)
         self.special_tokens = dict(special_tokens or {})
+        self.config = dict(config or {})
         self.special_ids = _special_ids(backend)
         eos = self.special_tokens.get("eos_token")
         self.eos_token_id: int | None = backend.token_to_id(eos) if eos is not None else None
@@ -98,7 +102,7 @@ class Tokenizer:
     def _load(cls, folder: Path) -> Tokenizer:
         config = read_tokenizer_config(folder)
         backend, special_tokens = load_backend(folder, config)
-        return cls(backend, special_tokens, _chat_templates(folder, config))
+        return cls(backend, special_tokens, _chat_templates(folder, config), config)
 
     @property
     def num_base_tokens(self) -> int:
@@ -210,6 +214,10 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Return token -> id, with tokens as in the tokenizer's file."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
+
+    def added_tokens(self) -> dict[int, tokenizers.AddedToken]:
+        """Return id -> token of those that were added to the vocabulary, special or not."""
+        return dict(self._backend.get_added_tokens_decoder())
 
     def is_byte_fallback(self, token_id: int) -> bool:
         """Return whether the token is a single byte, such as `<0xE4>`, of a vocabulary with byte fallback."""

@@ -16,9 +16,9 @@ RENEW = "python -m scripts.make_request_tables --renew-openapi"
 Schema = dict[str, Any]
 
 
-def make_document() -> Schema:
-    """Return the document of a server without API keys."""
-    return build_document(ENDPOINTS)
+def make_document(has_flags: bool = True) -> Schema:
+    """Return the document of a server without API keys, with the endpoints that need a flag or without them."""
+    return build_document([endpoint for endpoint in ENDPOINTS if has_flags or not endpoint.flag])
 
 
 def document_lines(document: Schema) -> Iterator[str]:

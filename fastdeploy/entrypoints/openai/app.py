@@ -19,7 +19,7 @@ from starlette.responses import Response
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import add_client_mark
-from fastdeploy.entrypoints.openai import pages, routes_cluster, routes_info, routes_tokenize
+from fastdeploy.entrypoints.openai import pages, routes_cluster, routes_info, routes_tokenize, routes_tokenizer_info
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
 from fastdeploy.entrypoints.openai.clients import Client, client_of
 from fastdeploy.entrypoints.openai.connection_gate import release_body
@@ -82,7 +82,8 @@ def make_app(server: ApiServer) -> FastAPI:
     response that a handler returns instead of sending it: the client gets status 200 and `{}`.
     """
     config = server.config
-    endpoints = ENDPOINTS if config.disable_fastapi_docs else (*ENDPOINTS, *pages.DOCS_ENDPOINTS)
+    known = ENDPOINTS if config.disable_fastapi_docs else (*ENDPOINTS, *pages.DOCS_ENDPOINTS)
+    endpoints = [endpoint for endpoint in known if not endpoint.flag or getattr(config, endpoint.flag)]
     app = FastAPI(
         title="FastDeploy",
         version=__version__,
@@ -323,6 +324,7 @@ ENDPOINTS = (
         tag="Generation",
     ),
     *routes_tokenize.ENDPOINTS,
+    *routes_tokenizer_info.ENDPOINTS,
     *routes_info.ENDPOINTS,
     *routes_cluster.ENDPOINTS,
     *pages.ENDPOINTS,

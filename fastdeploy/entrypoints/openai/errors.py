@@ -73,7 +73,7 @@ ABSENT_ROUTES = {
     "/invocations": _OTHER_PROTOCOL,
     "/api": _OTHER_PROTOCOL,
     "/server_info": "/config-info shows the configuration",
-    "/tokenizer_info": "read tokenizer_config.json of the model",
+    "/tokenizer_info": "start the server with --enable-tokenizer-info-endpoint",
     "/v1/complete": "Anthropic's older protocol is not supported; use /v1/messages",
     "/v1/audio": _TEXT_ONLY,
     "/v1/images": _TEXT_ONLY,

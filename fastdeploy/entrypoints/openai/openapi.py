@@ -176,6 +176,7 @@ class Endpoint:
         error: struct of errors that every endpoint may answer with.
         is_open: no API key is needed.
         is_documented: the endpoint is part of the document.
+        flag: the switch of the server's configuration without which there is no such endpoint; empty for none.
     """
 
     path: str
@@ -191,6 +192,7 @@ class Endpoint:
     media_type: str = "application/json"
     is_open: bool = False
     is_documented: bool = True
+    flag: str = ""
 
 
 def build_document(endpoints: Sequence[Endpoint], root_path: str = "", has_api_keys: bool = False) -> Schema:
