@@ -36,6 +36,7 @@ VALID = {
     MESSAGES: CHAT,
     COUNT_TOKENS: {"messages": CHAT["messages"]},
     RESPONSES: RESPONSE,
+    "/invocations": CHAT,
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
     "/v1/abort_requests": {},

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ import openai
 
 from fastdeploy.entrypoints.openai.app import ENDPOINTS
 from fastdeploy.entrypoints.openai.messages_api.errors import MESSAGES_PATH, MessagesErrorResponse
-from fastdeploy.entrypoints.openai.openapi import Endpoint
+from fastdeploy.entrypoints.openai.openapi import Endpoint, models_of
 from fastdeploy.entrypoints.openai.responses import ErrorResponse
 
 DONE = "[DONE]"
@@ -48,7 +49,21 @@ def check_response(path: str, status: int, media_type: str, text: str) -> None:
         assert endpoint is not None
         (check_named_events if endpoint.names_events else check_stream)(text, endpoint.event)
     elif media_type.startswith("application/json") and model is not None:
-        msgspec.json.decode(text, type=model)
+        decode_as(text, model)
+
+
+def decode_as(text: str, model: Any) -> None:
+    """Decode a text as a struct, or as one of several that no key tells apart.
+
+    Raises:
+        msgspec.ValidationError: the text matches none of them.
+    """
+    *others, last = models_of(model)
+    for other in others:
+        with contextlib.suppress(msgspec.ValidationError):
+            msgspec.json.decode(text, type=other)
+            return
+    msgspec.json.decode(text, type=last)
 
 
 def check_stream(text: str, model: Any) -> None:
@@ -56,7 +71,7 @@ def check_stream(text: str, model: Any) -> None:
     events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert events[-1] == DONE, "the stream ends with [DONE]"
     for event in events[:-1]:
-        msgspec.json.decode(event, type=ErrorResponse if event.startswith('{"error"') else model)
+        decode_as(event, ErrorResponse if event.startswith('{"error"') else model)
 
 
 def named_events(text: str) -> list[tuple[str, str]]:

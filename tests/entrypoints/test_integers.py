@@ -15,6 +15,7 @@ from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.entrypoints.openai.app import ENDPOINTS
 from fastdeploy.entrypoints.openai.bodies import parse_body
+from fastdeploy.entrypoints.openai.openapi import models_of
 from tests.entrypoints.server_process import ServerProcess
 
 CONFIG = ServerConfig()
@@ -22,7 +23,7 @@ CONFIG = ServerConfig()
 
 def integer_fields() -> Iterator[tuple[type[msgspec.Struct], str, bool]]:
     """Yield body, field, and whether it is a list, for every field of every body that may be an integer or a list."""
-    for model in {endpoint.request: None for endpoint in ENDPOINTS if endpoint.request is not None}:
+    for model in dict.fromkeys(model for endpoint in ENDPOINTS for model in models_of(endpoint.request)):
         for field in msgspec.structs.fields(model):
             kinds = get_args(field.type) or (field.type,)
             if int in kinds or list[int] in kinds:

@@ -32,7 +32,7 @@ CHECKS = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
-NUM_OPERATIONS = {GenerationMode.POSITIVE: 20, GenerationMode.NEGATIVE: 10}
+NUM_OPERATIONS = {GenerationMode.POSITIVE: 21, GenerationMode.NEGATIVE: 11}
 
 
 def some_fields(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy.entrypoints.openai.app import ENDPOINTS
 from tests.entrypoints.error_table import CHAT, COMPLETION, VALID
-from tests.entrypoints.response_check import check_response, find_endpoint
+from tests.entrypoints.response_check import check_response, decode_as, find_endpoint
 from tests.entrypoints.server_process import ServerProcess
 
 EVERYTHING: dict[str, Any] = {
@@ -34,7 +34,7 @@ def test_responses_decode_as_their_structs(server: ServerProcess, endpoint: Any)
     body = {"abort_all": True} if path == "/v1/abort_requests" else VALID.get(path)
     response = server.get(path) if "GET" in endpoint.methods else server.post(path, body)
     assert response.status_code == 200
-    msgspec.json.decode(response.content, type=endpoint.response)
+    decode_as(response.text, endpoint.response)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -32,6 +32,7 @@ from fastdeploy.entrypoints.openai.errors import (
     to_api_error,
 )
 from fastdeploy.entrypoints.openai.generation_response import GenerationResponse
+from fastdeploy.entrypoints.openai.json_fields import split_object
 from fastdeploy.entrypoints.openai.messages_api import routes as messages_routes
 from fastdeploy.entrypoints.openai.messages_api.errors import MESSAGES_PATH, MessagesErrorResponse
 from fastdeploy.entrypoints.openai.messages_api.protocol import MessagesRequest
@@ -127,16 +128,18 @@ class BodyKind:
     Attributes:
         model: struct of its body.
         make_serving: checks a body and makes the request.
+        prompts: fields of which a body of this kind has one, where a route accepts several kinds.
         is_light: a small body takes little time to check.
     """
 
     model: type[RequestFields]
     make_serving: Callable[[ApiServer, Any], Serving]
+    prompts: tuple[str, ...] = ()
     is_light: bool = True
 
 
-COMPLETION = BodyKind(CompletionRequest, ServingCompletion)
-CHAT = BodyKind(ChatCompletionRequest, ServingChat)
+COMPLETION = BodyKind(CompletionRequest, ServingCompletion, ("prompt", "prompt_token_ids"))
+CHAT = BodyKind(ChatCompletionRequest, ServingChat, ("messages",))
 CHAT_BATCH = BodyKind(BatchChatCompletionRequest, ServingChatBatch, is_light=False)  # a few bytes are a conversation
 MESSAGES = BodyKind(MessagesRequest, ServingMessages)
 RESPONSES = BodyKind(ResponsesRequest, ServingResponses)
@@ -157,6 +160,11 @@ async def chat_completions_batch(request: Request) -> GenerationResponse:
     return await _generate(request, CHAT_BATCH)
 
 
+async def invocations(request: Request) -> GenerationResponse:
+    """Generate the next message of a conversation, or complete prompts: what the body has decides, as for SageMaker."""
+    return await _generate(request, CHAT, COMPLETION)
+
+
 async def messages(request: Request) -> GenerationResponse:
     """Generate the next message of a conversation, in the protocol of Anthropic's API."""
     return await _generate(request, MESSAGES)
@@ -167,8 +175,11 @@ async def create_response(request: Request) -> GenerationResponse:
     return await _generate(request, RESPONSES)
 
 
-async def _generate(request: Request, kind: BodyKind) -> GenerationResponse:
+async def _generate(request: Request, *kinds: BodyKind) -> GenerationResponse:
     """Parse and check the body; return the response, which runs the request when it is sent.
+
+    Args:
+        kinds: that the body may be of; of several, the first one whose prompt it has.
 
     Raises:
         ApiError: 504, the request's time is over before it could run.
@@ -177,32 +188,35 @@ async def _generate(request: Request, kind: BodyKind) -> GenerationResponse:
     deadline_s = _deadline_s(arrival_s, server.config.request_timeout)
     try:
         async with asyncio.timeout_at(deadline_s) as limit:
-            return await _prepare(request, kind, arrival_s, limit)
+            return await _prepare(request, kinds, arrival_s, limit)
     except TimeoutError:
         if limit.expired():
             raise deadline_exceeded() from None
         raise
 
 
-async def _prepare(request: Request, kind: BodyKind, arrival_s: float, limit: asyncio.Timeout) -> GenerationResponse:
+async def _prepare(
+    request: Request, kinds: Sequence[BodyKind], arrival_s: float, limit: asyncio.Timeout
+) -> GenerationResponse:
     """Do the work of `_generate`, and set the deadline once the body is known."""
     server = server_of(request)
     server.check_available()
     header_id = _header_id(request)
     raw_body = await read_body(request, server.config)
 
-    def parse() -> RequestFields:
+    def parse() -> tuple[BodyKind, RequestFields]:
+        kind = kinds[0] if len(kinds) == 1 else _kind_of(raw_body, kinds)
         body = parse_body(raw_body, kind.model, server.config)
         fault_point("parse", body.request_id or "")
         server.check_model(body.model)
         check_request_fields(body)
         if body.request_id is None and header_id is not None:
             body.request_id = f"{header_id}-{uuid.uuid4().hex[:8]}"  # several requests may have the same header
-        return body
+        return kind, body
 
     is_small = len(raw_body) < LARGE_BODY_BYTES
     client = client_of(request.scope)
-    body = parse() if is_small else await run_in_thread(client.id, client.weight, parse)
+    kind, body = parse() if is_small else await run_in_thread(client.id, client.weight, parse)
     deadline_s = _deadline_s(arrival_s, server.config.request_timeout, body.timeout)
     limit.reschedule(deadline_s)
     if has_client_template(server, getattr(body, "chat_template", None)):
@@ -215,6 +229,21 @@ async def _prepare(request: Request, kind: BodyKind, arrival_s: float, limit: as
     server.check_num_sequences(client, serving.requests)
     _assign_client(serving, client)
     return GenerationResponse(serving, client, deadline_s, header_id)
+
+
+def _kind_of(raw_body: bytes, kinds: Sequence[BodyKind]) -> BodyKind:
+    """Return the first kind whose prompt a body has; null counts as absent.
+
+    Raises:
+        ApiError: 400, the body is no JSON object.
+        InvalidRequestError: it has no prompt of any kind.
+    """
+    given = {name for name, value in split_object(raw_body).items() if bytes(value) != b"null"}
+    for kind in kinds:
+        if not given.isdisjoint(kind.prompts):
+            return kind
+    names = [name for kind in kinds for name in kind.prompts]
+    raise InvalidRequestError(names[0], f"is missing; expected one of {', '.join(names)}")
 
 
 def _deadline_s(arrival_s: float, *timeouts_s: float | None) -> float | None:
@@ -297,6 +326,15 @@ ENDPOINTS = (
         request=BatchChatCompletionRequest,
         response=ChatCompletionResponse,
         event=ChatCompletionStreamResponse,
+        errors=GENERATION_ERRORS,
+    ),
+    Endpoint(
+        "/invocations",
+        invocations,
+        methods=("POST",),
+        request=ChatCompletionRequest | CompletionRequest,
+        response=ChatCompletionResponse | CompletionResponse,
+        event=ChatCompletionStreamResponse | CompletionStreamResponse,
         errors=GENERATION_ERRORS,
     ),
     Endpoint(

@@ -70,7 +70,6 @@ ABSENT_ROUTES = {
     "/inference/v1/generate": _IDS,
     "/generate": _IDS,
     "/generative_scoring": "use logprob_token_ids of /v1/completions",
-    "/invocations": _OTHER_PROTOCOL,
     "/api": _OTHER_PROTOCOL,
     "/server_info": "/config-info shows the configuration",
     "/tokenizer_info": "start the server with --enable-tokenizer-info-endpoint",

@@ -168,9 +168,10 @@ class Endpoint:
         path: may contain `{name:path}`.
         handler: its docstring describes the endpoint.
         tag: one of `TAGS`; empty if the endpoint is not documented.
-        request: struct of the body, which has an example in `examples.BODIES`; None for no body.
-        response: struct of the response with status 200; None for other media types than JSON.
-        event: struct of the events of a stream, or several (`A | B`); None if the endpoint does not stream.
+        request: struct of the body, or several of which it is one (`A | B`), with an example in `examples.BODIES`; None
+            for no body.
+        response: struct of the response with status 200, or several; None for other media types than JSON.
+        event: struct of the events of a stream, or several; None if the endpoint does not stream.
         names_events: each event has a line with its name, and no `[DONE]` follows the last one.
         errors: status -> struct of the response.
         error: struct of errors that every endpoint may answer with.
@@ -182,8 +183,8 @@ class Endpoint:
     path: str
     handler: Callable[[Request], Any]
     methods: tuple[str, ...] = ("GET",)
-    request: type | None = None
-    response: type | None = None
+    request: Any = None
+    response: Any = None
     event: Any = None
     names_events: bool = False
     errors: Mapping[int, type] = field(default_factory=dict)
@@ -282,7 +283,7 @@ def _responses(endpoint: Endpoint, has_api_keys: bool) -> Schema:
 
 def _event(endpoint: Endpoint) -> Schema:
     """Return the schema of a server-sent event: an event or an error as JSON, or `[DONE]` at the end."""
-    chunk = {"anyOf": [_reference(model) for model in (*_event_models(endpoint), endpoint.error)]}
+    chunk = {"anyOf": [_reference(model) for model in (*models_of(endpoint.event), endpoint.error)]}
     data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": chunk}
     properties: Schema = {"data": data if endpoint.names_events else {"anyOf": [data, {"const": "[DONE]"}]}}
     if endpoint.names_events:
@@ -290,22 +291,22 @@ def _event(endpoint: Endpoint) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _event_models(endpoint: Endpoint) -> tuple[type, ...]:
-    """Return the structs of the events of a stream."""
-    return get_args(endpoint.event) or ((endpoint.event,) if endpoint.event is not None else ())
+def models_of(model: Any) -> tuple[type, ...]:
+    """Return the structs of one struct, of several (`A | B`), or of None."""
+    return get_args(model) or ((model,) if model is not None else ())
 
 
-def _reference(model: type) -> Schema:
-    return {"$ref": REFERENCE.format(name=model.__name__)}
+def _reference(model: Any) -> Schema:
+    references = [{"$ref": REFERENCE.format(name=one.__name__)} for one in models_of(model)]
+    return references[0] if len(references) == 1 else {"anyOf": references}
 
 
 def _schemas(endpoints: Iterable[Endpoint]) -> Schema:
     """Return the schemas of all structs that the endpoints use, by name."""
-    bodies = {endpoint.request for endpoint in endpoints if endpoint.request is not None}
+    bodies = {model for endpoint in endpoints for model in models_of(endpoint.request)}
     used = {ErrorResponse, *bodies}
     for endpoint in endpoints:
-        models = (endpoint.response, *_event_models(endpoint), *endpoint.errors.values())
-        used.update(model for model in models if model)
+        used.update((*models_of(endpoint.response), *models_of(endpoint.event), *endpoint.errors.values()))
     _, schemas = msgspec.json.schema_components(used, ref_template=REFERENCE)
     classes: dict[str, type] = {}
     for info in msgspec.inspect.multi_type_info(used):
