@@ -194,3 +194,8 @@ class EngineStats:
     histograms: dict[str, Histogram] = field(default_factory=dict)
     experts: ExpertStats | None = None
     node: NodeStats | None = None
+
+    @property
+    def cache_usage(self) -> float:
+        """Fraction of the KV blocks that are in use, 0 to 1."""
+        return (self.num_blocks - self.num_free_blocks) / self.num_blocks if self.num_blocks else 0.0

@@ -70,7 +70,6 @@ class EngineCollector(Collector):
 
 
 def _state(stats: EngineStats) -> Iterator[Metric]:
-    used = stats.num_blocks - stats.num_free_blocks
     yield _gauge("num_requests_running", "Requests in the batch", stats.num_running)
     yield _gauge("num_requests_waiting", "Requests that wait to be scheduled", stats.num_waiting)
     waiting = GaugeMetricFamily(
@@ -78,8 +77,8 @@ def _state(stats: EngineStats) -> Iterator[Metric]:
     )
     waiting.add_metric(["capacity"], stats.num_waiting)
     yield waiting
-    yield _gauge("gpu_cache_usage_perc", "Fraction of KV blocks in use, 0 to 1", _ratio(used, stats.num_blocks))
-    yield _gauge("kv_cache_usage_perc", "The same", _ratio(used, stats.num_blocks))
+    yield _gauge("gpu_cache_usage_perc", "Fraction of KV blocks in use, 0 to 1", stats.cache_usage)
+    yield _gauge("kv_cache_usage_perc", "The same", stats.cache_usage)
     yield _gauge("available_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
     rate = _ratio(stats.num_prefix_hit_tokens, stats.num_prefix_lookup_tokens)
     yield _gauge("hit_token_rate", "Fraction of looked-up prompt tokens that were in the prefix cache", rate)

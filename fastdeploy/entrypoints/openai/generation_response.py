@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from fastdeploy.entrypoints.openai.clients import Client
 from fastdeploy.entrypoints.openai.errors import deadline_exceeded, error_response, record_refusal, to_api_error
 from fastdeploy.entrypoints.openai.event_stream import STREAM_HEADERS, EventStream
+from fastdeploy.entrypoints.openai.load_report import REPORT_HEADER, load_report
 from fastdeploy.entrypoints.openai.serving_base import Serving
 
 
@@ -78,7 +79,10 @@ class GenerationResponse:
             await self._stream(scope, send)
         else:
             body = await self._serving.run_to_completion()
-            await send(self._start(200, b"application/json", len(body)))
+            start = self._start(200, b"application/json", len(body))
+            if report := load_report(scope, self._serving.server.scheduler.stats):
+                start["headers"].append((REPORT_HEADER.encode(), report.encode()))
+            await send(start)
             await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, scope: Scope, send: Send) -> None:

@@ -33,6 +33,7 @@ from fastdeploy.core.sampling_params import (
 from fastdeploy.detokenize.messages import FUNCTION_NAME, ROLES
 from fastdeploy.entrypoints.openai.examples import BODIES, PATH_PARAMETERS
 from fastdeploy.entrypoints.openai.field_rules import rules_of
+from fastdeploy.entrypoints.openai.load_report import FORMAT_HEADER, FORMATS, REPORT_HEADER
 from fastdeploy.entrypoints.openai.middleware import MAX_HEADER_ID_LENGTH
 from fastdeploy.entrypoints.openai.params import RESPONSE_FORMATS
 from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
@@ -263,6 +264,9 @@ def _parameters(endpoint: Endpoint) -> list[Schema]:
         schema = {"type": "string", **_printable(MAX_HEADER_ID_LENGTH)}
         description = "begins the response's id; returned in the header of the same name"
         parameters.append({"name": "X-Request-Id", "in": "header", "description": description, "schema": schema})
+        description = f"{' or '.join(FORMATS)}: an answer that is no stream has the load in {REPORT_HEADER}"
+        schema = {"type": "string"}
+        parameters.append({"name": FORMAT_HEADER, "in": "header", "description": description, "schema": schema})
     return parameters
 
 
