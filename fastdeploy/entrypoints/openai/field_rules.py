@@ -10,7 +10,7 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import BACKEND_NOTE, BACKENDS
-from fastdeploy.core.json_types import shorten
+from fastdeploy.core.json_types import json_type, shorten
 from fastdeploy.core.notes import note_once
 
 _INDEX = re.compile(r"\[\d+\]")
@@ -25,11 +25,13 @@ class FieldRules:
         refused: field -> why it is refused, and the values that are accepted because they request nothing.
         noted: fields without effect that ask for something, so that the log says once that they have none -> the
             values that they may have; none if any value is accepted.
+        object_fields: those of `noted` that are objects, of which an empty one asks for nothing.
     """
 
     without_effect: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
     noted: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, kw_only=True)
+    object_fields: Collection[str] = field(default=(), kw_only=True)
 
     def note(self, name: str, key: str, value: Any) -> None:
         """Check the value of a field without effect, and log the field if it asks for something.
@@ -42,6 +44,11 @@ class FieldRules:
         """
         if key not in self.noted:
             return
+        if key in self.object_fields:
+            if not isinstance(value, Mapping):
+                raise InvalidRequestError(name, f"expected an object, got {json_type(value)}")
+            if not value:
+                return
         values = self.noted[key]
         if values and value not in values:
             raise InvalidRequestError(name, f"expected one of {', '.join(values)}, got {shorten(value)}")
@@ -75,6 +82,12 @@ _SERVICE = "identifies or stores the request in a hosted service"
 LENGTH_BY_PROMPT = "the length of the answer is described in the prompt"
 VERBOSITIES = ("low", "medium", "high")
 _RENDERED = "belongs to vLLM's routes that only render a prompt"
+EXTENSIONS: dict[str, str] = {
+    "kv_transfer_params": "nodes move keys and values by themselves; what is not moved is computed again",
+    "vllm_xargs": "there are no plug-ins that read it",
+}
+"""Objects that clients and proxies of vLLM send in every protocol -> why they are accepted without effect."""
+NOTED_EXTENSIONS: dict[str, tuple[Any, ...]] = dict.fromkeys(EXTENSIONS, ())
 WITHOUT_EFFECT: dict[str, str] = {
     "user": _SERVICE,
     "metadata": f"{_SERVICE}; its values are texts",
@@ -89,9 +102,14 @@ WITHOUT_EFFECT: dict[str, str] = {
     "return_mm_kwargs": _RENDERED,
     "verbosity": LENGTH_BY_PROMPT,
     "guided_decoding_backend": BACKEND_NOTE,
+    **EXTENSIONS,
 }
 """Field -> why it is accepted without effect."""
-NOTED: dict[str, tuple[Any, ...]] = {"verbosity": VERBOSITIES, "guided_decoding_backend": BACKENDS}
+NOTED: dict[str, tuple[Any, ...]] = {
+    "verbosity": VERBOSITIES,
+    "guided_decoding_backend": BACKENDS,
+    **NOTED_EXTENSIONS,
+}
 """Fields of `WITHOUT_EFFECT` that ask for something -> the values that they may have."""
 
 _OFF: tuple[Any, ...] = (False, [], {}, "", 0)
@@ -118,12 +136,10 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "top_p_normalized_logprobs": (_BY_SERVER, (False,)),
     "completion_token_ids": ("append the tokens to continue from to prompt_token_ids", ([],)),
     "disaggregate_info": (_DISAGGREGATED, ({},)),
-    "kv_transfer_params": (_DISAGGREGATED, ({},)),
     "ec_transfer_params": (_DISAGGREGATED, ({},)),
     "guided_whitespace_pattern": ("use structured_outputs, which has whitespace_pattern", ()),
     "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
     "logits_processors": ("see logits_processors_args", ([],)),
-    "vllm_xargs": ("there are no plug-ins that read it", ({},)),
     "repetition_detection": ("use repetition_penalty or frequency_penalty", ()),
     "stream_interval": ("use max_streaming_response_tokens", (1,)),
     "return_prompt_text": ("use return_token_ids, which adds the prompt's text as prompt_tokens", (False,)),

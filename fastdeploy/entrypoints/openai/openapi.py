@@ -375,6 +375,8 @@ def _complete_body(schema: Schema, model: type) -> None:
     rules = rules_of(model)
     for name, reason in rules.without_effect.items():
         properties[name] = {"description": f"accepted without effect: {reason}"}
+        if name in rules.object_fields:
+            properties[name]["type"] = ["object", "null"]
         if values := rules.noted.get(name):
             properties[name]["enum"] = [*values, None]
         if name == "metadata":

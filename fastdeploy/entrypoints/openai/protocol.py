@@ -14,7 +14,7 @@ import msgspec
 from fastdeploy.config.server_config import MAX_TIMEOUT_S
 from fastdeploy.core.guided_decoding import FORM_KEYS
 from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, PRIORITIES, RANGES, Range
-from fastdeploy.entrypoints.openai.field_rules import NO_RULES, NOTED, REFUSED, WITHOUT_EFFECT, FieldRules
+from fastdeploy.entrypoints.openai.field_rules import EXTENSIONS, NO_RULES, NOTED, REFUSED, WITHOUT_EFFECT, FieldRules
 
 SPECULATIVE_KEYS = ("method", "num_speculative_tokens")
 PROCESSOR_KEYS = ("logit_bias", "thinking_budget")
@@ -118,7 +118,7 @@ class GenerationFields(RequestFields, kw_only=True):
         max_streaming_response_tokens: minimum number of tokens per chunk, unless its choice ends (default: 1)
     """
 
-    rules: ClassVar[FieldRules] = FieldRules(WITHOUT_EFFECT, REFUSED, noted=NOTED)
+    rules: ClassVar[FieldRules] = FieldRules(WITHOUT_EFFECT, REFUSED, noted=NOTED, object_fields=EXTENSIONS)
     objects: ClassVar[Mapping[str, Collection[str]]] = {
         **RequestFields.objects,
         "logits_processors_args": PROCESSOR_KEYS,

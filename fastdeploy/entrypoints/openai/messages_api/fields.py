@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastdeploy.entrypoints.openai.field_rules import FieldRules
+from fastdeploy.entrypoints.openai.field_rules import EXTENSIONS, NOTED_EXTENSIONS, FieldRules
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 
 _SERVICE = "identifies the request in a hosted service"
@@ -41,7 +41,10 @@ MESSAGE_RULES = FieldRules(
         "service_tier": _ONE_SPEED,
         "inference_geo": "the server runs where it was started",
         "diagnostics": "prompts are not compared with earlier ones; see `cache_read_input_tokens`",
+        **EXTENSIONS,
     },
+    noted=NOTED_EXTENSIONS,
+    object_fields=EXTENSIONS,
     refused={
         **_COMMON_REFUSED,
         "container": (_HOSTED_TOOLS, ()),

@@ -7,7 +7,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from fastdeploy.detokenize.messages import MAX_TOOLS
-from fastdeploy.entrypoints.openai.field_rules import LENGTH_BY_PROMPT, VERBOSITIES, FieldRules
+from fastdeploy.entrypoints.openai.field_rules import (
+    EXTENSIONS,
+    LENGTH_BY_PROMPT,
+    NOTED_EXTENSIONS,
+    VERBOSITIES,
+    FieldRules,
+)
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
 from fastdeploy.entrypoints.openai.protocol import GenerationFields, RequestFields
@@ -52,8 +58,10 @@ BODY_RULES = FieldRules(
         "prompt_cache_key": _FOUND,
         "prompt_cache_retention": "cached prefixes stay as long as there is room",
         "client_metadata": "it describes the client's session",
+        **EXTENSIONS,
     },
-    noted={"client_metadata": ()},
+    noted={"client_metadata": (), **NOTED_EXTENSIONS},
+    object_fields=EXTENSIONS,
     refused={
         "previous_response_id": (_NOT_STORED, ()),
         "conversation": (_NOT_STORED, ()),
@@ -68,7 +76,6 @@ BODY_RULES = FieldRules(
         "previous_input_messages": (_NOT_STORED, ([],)),
         "enable_response_messages": ("the answer has items only", (False,)),
         "mm_processor_kwargs": (_TEXT_ONLY, ({},)),
-        "vllm_xargs": ("there are no plug-ins that read it", ({},)),
         "max_tokens": ("is the spelling of chats; use max_output_tokens", ()),
         "max_completion_tokens": ("is the spelling of chats; use max_output_tokens", ()),
         "messages": ("is the spelling of chats; use input", ()),
