@@ -8,11 +8,28 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fastdeploy.core.bad_words import ROOT, BadWordAutomaton
+from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.handover import KVImage
+from fastdeploy.core.json_types import check_unicode
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 
+MAX_SALT_LENGTH = 128  # characters; every prompt and every block of the prefix cache is marked with the salt
 CLIENT_MARK, PROMPT_MARK = "§", "¶"  # not ASCII, so no id that a client chooses contains them
+
+
+def check_cache_salt(field: str, salt: str) -> None:
+    """Check the salt of a request, which is left out if there is none.
+
+    Args:
+        field: its name in errors.
+
+    Raises:
+        InvalidRequestError: it is empty, too long, or not valid Unicode.
+    """
+    if not 1 <= len(salt) <= MAX_SALT_LENGTH:
+        raise InvalidRequestError(field, f"expected 1 to {MAX_SALT_LENGTH} characters, got {len(salt)}")
+    check_unicode(field, salt)
 
 
 def add_client_mark(request_id: str, client: str) -> str:

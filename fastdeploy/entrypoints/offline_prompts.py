@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.generation_request import check_cache_salt
 from fastdeploy.core.json_types import shorten, to_integers, to_list, to_python
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import PRIORITIES
@@ -50,6 +51,8 @@ def prompt_fields(prompt: Prompt) -> dict[str, Any]:
     for key in ("prompt", "cache_salt"):
         if not isinstance(fields.get(key, ""), str):
             raise InvalidRequestError("prompts", f"expected a text as {key}, got {shorten(fields[key])}")
+    if "cache_salt" in fields:
+        check_cache_salt("prompts.cache_salt", fields["cache_salt"])
     if "prompt_token_ids" in fields:
         expected = "expected a list of token ids as prompt_token_ids"
         return {**fields, "content": to_integers(to_list("prompts", fields["prompt_token_ids"], expected))}

@@ -223,7 +223,11 @@ ONE: list[Row] = [
     wrong(CHATS, "chat_template", "{% for i in range(99999) %}x{% endfor %}", "renders more than 10400 characters",
           "messages"),
     wrong(COMPLETIONS, "bad_words", ["x" * 65537], "at most 65536 characters in all strings, got 65537"),
-    wrong(COMPLETIONS, "cache_salt", "x" * 257, "expected at most 256 characters, got 257"),
+    *(
+        wrong(path, "cache_salt", salt, f"expected 1 to 128 characters, got {len(salt)}")
+        for path in (COMPLETIONS, CHATS, BATCH, RESPONSES)
+        for salt in ("", "x" * 129)
+    ),
     Row(COMPLETIONS, "1,024 prompts with 1,025 stop token ids", 400, "got 1025 times 1024", "prompt",
         body={**COMPLETION, "prompt": ["a"] * 1024, "stop_token_ids": [5] * 1025}),
     wrong("/tokenize", "prompt", "x" * 2097153, "expected at most 2097152 characters, got 2097153",

@@ -324,6 +324,9 @@ def test_invalid_request_in_a_list_starts_none(llm: LLM) -> None:
         ({"prompt": "x", "multi_modal_data": {}}, "prompts: unknown key 'multi_modal_data'"),
         ({"prompt": None}, 'prompts: expected "prompt" or "prompt_token_ids"'),
         ({"prompt": "x", "cache_salt": 5}, "prompts: expected a text as cache_salt, got 5"),
+        ({"prompt": "x", "cache_salt": ""}, "prompts.cache_salt: expected 1 to 128 characters, got 0"),
+        ({"prompt": "x", "cache_salt": "s" * 129}, "prompts.cache_salt: expected 1 to 128 characters, got 129"),
+        ({"prompt": "x", "cache_salt": "\ud800"}, "prompts.cache_salt: expected valid Unicode"),
     ],
 )
 def test_prompt_of_unknown_type_is_refused(llm: LLM, prompt: dict[str, Any], message: str) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.inspect import DataclassType, DictType, ListType, Metadata, StructType, Type, UnionType
 from starlette.requests import Request
 
+from fastdeploy.core.generation_request import MAX_SALT_LENGTH
 from fastdeploy.core.guided_decoding import BACKENDS
 from fastdeploy.core.sampling_params import (
     LOGIT_BIASES,
@@ -149,6 +150,7 @@ FIELD_SCHEMAS: dict[str, Schema] = {
     },
     "truncation_side": {"enum": [*TRUNCATION_SIDES, None]},
     "reasoning_effort": {"enum": [*REASONING_EFFORTS, None]},
+    "cache_salt": {"minLength": 1, "maxLength": MAX_SALT_LENGTH},
     "request_id": _printable(MAX_REQUEST_ID_LENGTH),
     "role": {"enum": [role.value for role in Role]},
 }

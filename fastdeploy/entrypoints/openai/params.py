@@ -10,6 +10,7 @@ from typing import Any
 
 from fastdeploy.config.generation_defaults import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.generation_request import check_cache_salt
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.json_types import json_type, shorten, to_integer, with_integers
 from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, SamplingParams, SpeculativeParams
@@ -54,7 +55,6 @@ BUDGET_FIELDS = ("reasoning_max_tokens", "thinking_token_budget")
 NO_BUDGET = -1  # of thinking_token_budget: the reasoning has no limit
 PROCESSORS = "logits_processors_args"
 MAX_ID_DIGITS = 18
-MAX_SALT_LENGTH = 256  # characters; every prompt and every block of the prefix cache is marked with the salt
 KINDS_BY_FIELD = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -139,10 +139,8 @@ def check_request_fields(body: RequestFields) -> None:
     for name in ("priority", "timeout", "max_streaming_response_tokens"):
         if (value := getattr(body, name, None)) is not None:
             FIELD_RANGES[name].check(name, value)
-    if body.cache_salt is not None and len(body.cache_salt) > MAX_SALT_LENGTH:
-        raise InvalidRequestError(
-            "cache_salt", f"expected at most {MAX_SALT_LENGTH} characters, got {len(body.cache_salt)}"
-        )
+    if body.cache_salt is not None:
+        check_cache_salt("cache_salt", body.cache_salt)
 
 
 def _common_values(body: GenerationFields, defaults: GenerationDefaults) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class RequestFields(msgspec.Struct, kw_only=True):
         seed: the same request with the same seed gives the same tokens
         ignore_eos: continue after the model's end tokens
         speculative: `{"method": "off"}` or `{"num_speculative_tokens": K}` for this request
-        cache_salt: requests share cached prefixes only with requests of the same salt, of at most 256 characters
+        cache_salt: requests share cached prefixes only with requests of the same salt
         request_id: name of the request, which the response's `id` contains
         priority: requests of lower values start before others of the same client (default: 0)
         timeout: seconds from its arrival after which the request is ended; the server may set a shorter time
