@@ -80,6 +80,12 @@ class ReasoningFormat:
             return ReasoningState.CLOSED
         return ReasoningState.OPEN if self.is_implied else ReasoningState.UNDECIDED
 
+    def state_in(self, text: str) -> ReasoningState:
+        """Return the state in which an output continues a text that no template has rendered: its markers decide."""
+        if self._is_open(text, lambda call: True):
+            return ReasoningState.OPEN
+        return ReasoningState.CLOSED if text.rstrip().endswith(self.end) else ReasoningState.UNDECIDED
+
     def _is_open(self, prompt: str, may_begin_call: Callable[[str], bool]) -> bool:
         """Return whether the last marker of a prompt is the start of a reasoning."""
         begin = prompt.rfind(self.start)

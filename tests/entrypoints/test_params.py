@@ -85,6 +85,9 @@ def test_a_completion_without_output_needs_a_reason_for_its_prompt() -> None:
 def test_thinking_token_budget_is_the_reasoning_s_limit(given: dict[str, Any], expected: int | None) -> None:
     body = ChatCompletionRequest(messages=[], **given)
     assert chat_params(body, GenerationDefaults(), LIMITS).reasoning_max_tokens == expected
+    if "reasoning_max_tokens" not in given:
+        completion = CompletionRequest(prompt="x", **given)
+        assert completion_params(completion, GenerationDefaults(), LIMITS).reasoning_max_tokens == expected
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, None), (False, None), (True, 1), (0, 0), (5, 5)])

@@ -12,7 +12,7 @@ import pytest
 from tests.entrypoints.response_check import checked_client
 from tests.entrypoints.server_process import ServerProcess, real_server
 from tests.entrypoints.test_tools import message_of, whole_message
-from tests.thinking_model import CALL_START, END, save_thinking_model
+from tests.thinking_model import CALL_START, END, START, save_thinking_model
 
 TOOLS: list[Any] = [
     {
@@ -143,6 +143,31 @@ def test_budget_ends_a_reasoning_only_if_no_call_has_ended_it(thinking: ServerPr
     ids = early.choices[0].completion_token_ids
     assert 0 < ids.index(CALL_START) < 30 and len(ids) == ids.index(CALL_START) + 9
     assert early.choices[0].finish_reason == "length"
+
+
+BUDGETS = [{"thinking_token_budget": 3}, {"logits_processors_args": {"thinking_budget": 3}}]
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: next(iter(budget)))
+def test_budget_of_a_completion_ends_the_reasoning_that_its_prompt_leaves_open(
+    thinking: ServerProcess, budget: dict[str, Any]
+) -> None:
+    def outputs(**fields: Any) -> list[list[int]]:
+        prompts = ["a = 1<think>", "<think>b</think>c<think>d", "a = 1<think>hm</think>", "a = 1"]
+        body = {"prompt": prompts, "max_tokens": 9, "ignore_eos": True, "return_token_ids": True, "seed": 1, **fields}
+        response = thinking.post("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        return [choice["token_ids"] for choice in response.json()["choices"]]
+
+    never_ends = {str(END): -100.0}
+    for speculative in ({}, {"speculative": {"method": "off"}}):
+        free = outputs(logit_bias=never_ends, **speculative)
+        assert [END in ids for ids in free] == [False] * 4
+        limited = outputs(logit_bias=never_ends, **budget, **speculative)
+        assert [ids.index(END) if END in ids else None for ids in limited] == [3, 3, None, None]
+        assert [ids[:3] for ids in limited] == [ids[:3] for ids in free]
+        opened = outputs(logit_bias={**never_ends, str(START): 100.0}, **budget, **speculative)[3]
+        assert (opened[0], opened.index(END)) == (START, 4), "the output opens the reasoning"
 
 
 def thinking_chat(server: ServerProcess, tool_choice: Any, stream: bool = False, **extra: Any) -> Any:

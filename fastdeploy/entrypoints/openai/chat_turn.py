@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.preprocess import build_request, check_num_logprobs, max_text_length
 from fastdeploy.detokenize.text_output import make_detokenizer
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
-from fastdeploy.entrypoints.openai.params import chat_params, reasoning_budget
+from fastdeploy.entrypoints.openai.params import chat_params, check_budget
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
 from fastdeploy.entrypoints.openai.parsers.reasoning import CallsInReasoning, ReasoningCounter, ReasoningParser
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
@@ -47,8 +46,7 @@ class ChatTurn:
         reasoning = reasoning_format(server)
         self._reasoning = reasoning and reasoning.for_tools(self._tools.markers if self._tools is not None else ())
         params = chat_params(body, server.defaults, server.param_limits, accepts_prefill_only)
-        if params.reasoning_max_tokens is not None and self._reasoning is None:
-            raise InvalidRequestError(reasoning_budget(body)[0], "requires a server with --reasoning-parser")
+        check_budget(body, params, self._reasoning)
         is_truncated = body.truncate_prompt_tokens is not None
         max_length = max_text_length(server.tokenizer, server.limits.max_model_len, is_truncated)
         prompt = render_prompt(server, body, max_length, use)

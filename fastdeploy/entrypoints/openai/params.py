@@ -13,6 +13,7 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import check_cache_salt
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.json_types import json_type, shorten, to_integer, with_integers
+from fastdeploy.core.reasoning import ReasoningFormat
 from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, SamplingParams, SpeculativeParams
 from fastdeploy.detokenize.preprocess import check_num_alternatives
 from fastdeploy.entrypoints.openai.protocol import (
@@ -86,6 +87,7 @@ def completion_params(body: CompletionRequest, defaults: GenerationDefaults, lim
         expected = f"expected {OUTPUT_LENGTHS}, or 0 with echo or prompt_logprobs"
         raise InvalidRequestError("max_tokens", f"{expected}; got 0")
     _check_output_lengths(given, accepts_zero=True)
+    values["reasoning_max_tokens"] = reasoning_budget(body)[1]
     values["logprobs"] = num_top = completion_logprobs(body)
     if body.echo and num_top is not None and body.prompt_logprobs is None:
         values["prompt_logprobs"] = num_top
@@ -199,8 +201,6 @@ def _merge_logit_bias(body: GenerationFields) -> dict[int, float]:
             raise InvalidRequestError(
                 PROCESSORS, f"unknown key {shorten(key)}; known keys: {', '.join(PROCESSOR_KEYS)}"
             )
-    if "thinking_budget" in args and not isinstance(body, ChatCompletionRequest):
-        raise InvalidRequestError(PROCESSORS, "'thinking_budget' belongs to /v1/chat/completions")
     biases = _logit_bias("logit_bias", body.logit_bias or {})
     for token_id, bias in _logit_bias(PROCESSORS, args.get("logit_bias") or {}).items():
         if biases.setdefault(token_id, bias) != bias:
@@ -208,7 +208,13 @@ def _merge_logit_bias(body: GenerationFields) -> dict[int, float]:
     return biases
 
 
-def reasoning_budget(body: ChatCompletionRequest) -> tuple[str, int | None]:
+def check_budget(body: GenerationFields, params: SamplingParams, reasoning: ReasoningFormat | None) -> None:
+    """Raise InvalidRequestError if a request limits a reasoning that the server does not know."""
+    if params.reasoning_max_tokens is not None and reasoning is None:
+        raise InvalidRequestError(reasoning_budget(body)[0], "requires a server with --reasoning-parser")
+
+
+def reasoning_budget(body: GenerationFields) -> tuple[str, int | None]:
     """Return the field that limits the reasoning, and the maximum number of its tokens, None for no limit.
 
     Raises:
@@ -216,7 +222,7 @@ def reasoning_budget(body: ChatCompletionRequest) -> tuple[str, int | None]:
     """
     given: dict[str, int] = {}
     for name in BUDGET_FIELDS:
-        if (value := getattr(body, name)) is not None:
+        if (value := getattr(body, name, None)) is not None:
             FIELD_RANGES[name].check(name, value)
             given[name] = value
     budget = to_integer((body.logits_processors_args or {}).get("thinking_budget"))

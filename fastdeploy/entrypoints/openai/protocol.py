@@ -98,7 +98,9 @@ class GenerationFields(RequestFields, kw_only=True):
         include_logprobs_decode_token: false leaves the texts of tokens out of `prompt_logprobs`
         skip_special_tokens: leave special tokens out of the text (default: true)
         include_stop_str_in_output: keep the stop string in the text
-        logits_processors_args: `logit_bias` and, for chats, `thinking_budget`, as FastDeploy's processors name them
+        thinking_token_budget: maximum number of reasoning tokens; then the end of the reasoning is forced; -1 is no
+            limit; needs a server with --reasoning-parser
+        logits_processors_args: `logit_bias` and `thinking_budget`, as FastDeploy's processors name them
         response_format: `text`, `json_object`, `json_schema` or `structural_tag`
         guided_json: JSON schema that the output must follow; only one constraint per request
         guided_regex: regular expression that the output must match; only one constraint per request
@@ -146,6 +148,7 @@ class GenerationFields(RequestFields, kw_only=True):
     include_logprobs_decode_token: bool = True
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    thinking_token_budget: int | None = None
     logits_processors_args: dict[str, Any] | None = None
     # constraint on the output
     response_format: dict[str, Any] | None = None
@@ -198,8 +201,7 @@ class ChatFields(GenerationFields, kw_only=True):
         chat_template_kwargs: further variables for the template, such as `enable_thinking`
         disable_chat_template: use the content of the first message as the prompt, without a template
         continue_final_message: the last message is the beginning of the answer
-        reasoning_max_tokens: maximum number of reasoning tokens; then the end of the reasoning is forced
-        thinking_token_budget: the same; -1 is no limit
+        reasoning_max_tokens: the same as `thinking_token_budget`, at least 0
         include_reasoning: false leaves the reasoning out of the answer; `usage`, log-probabilities and token ids
             include it
         response_max_tokens: maximum number of tokens after the reasoning
@@ -218,7 +220,6 @@ class ChatFields(GenerationFields, kw_only=True):
     disable_chat_template: bool = False
     continue_final_message: bool = False
     reasoning_max_tokens: int | None = None
-    thinking_token_budget: int | None = None
     include_reasoning: bool = True
     response_max_tokens: int | None = None
     reasoning_effort: str | None = None

@@ -26,7 +26,8 @@ from fastdeploy.detokenize.text_offsets import TextOffsets, prompt_offsets
 from fastdeploy.entrypoints.openai.choice_serving import ChoiceServing
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
 from fastdeploy.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs
-from fastdeploy.entrypoints.openai.params import completion_logprobs, completion_params
+from fastdeploy.entrypoints.openai.params import check_budget, completion_logprobs, completion_params
+from fastdeploy.entrypoints.openai.prompt import reasoning_format
 from fastdeploy.entrypoints.openai.protocol import CompletionRequest
 from fastdeploy.entrypoints.openai.responses import (
     CompletionChoice,
@@ -74,6 +75,7 @@ class ServingCompletion(ChoiceServing):
         ]
         for request in self.requests:
             request.cache_salt = body.cache_salt or ""
+        self._begin_reasoning(params)
         prompt_field = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
         check_num_logprobs(limits, self.requests, prompt_field, "logprobs", params.n if body.echo else 1)
         self._num_top = completion_logprobs(body)
@@ -127,6 +129,17 @@ class ServingCompletion(ChoiceServing):
             check_prompt_length("prompt", token_ids, limits)
             prompts.append(token_ids)
         return prompts
+
+    def _begin_reasoning(self, params: SamplingParams) -> None:
+        """Tell the engine which prompts leave a reasoning open, if its length is limited; the text is sent whole."""
+        reasoning = reasoning_format(self.server)
+        check_budget(self.body, params, reasoning)
+        if params.reasoning_max_tokens is None or reasoning is None:
+            return
+        without_calls = reasoning.for_tools(())
+        for request in self.requests:
+            text = self.server.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+            request.reasoning = without_calls.state_in(text)
 
     def _id(self, index: int) -> str:
         return self.response_id if len(self._prompts) == 1 else add_prompt_number(self.response_id, index)
