@@ -107,6 +107,14 @@ def test_a_cut_answer_is_incomplete(strict: openai.OpenAI) -> None:
     assert events[-1].response.output_text == response.output_text
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_max_tokens_is_another_name_of_max_output_tokens(strict: openai.OpenAI, both: bool) -> None:
+    extra = {**NO_THINKING, "max_tokens": 3}
+    response = create(strict, "a b c d e f g h", max_output_tokens=3 if both else None, extra_body=extra)
+    assert (response.status, response.usage.output_tokens, response.max_output_tokens) == ("incomplete", 3, 3)
+    assert response.incomplete_details.reason == "max_output_tokens"
+
+
 def test_reasoning_is_an_item_of_its_own_before_the_message(strict: openai.OpenAI) -> None:
     response = create(strict, "<think>Let me see.</think>It is 4.", reasoning={"effort": "low", "summary": "auto"})
     assert [item.type for item in response.output] == ["reasoning", "message"]

@@ -221,3 +221,6 @@ def test_fields_of_the_chat_have_the_names_of_the_body() -> None:
     }
     assert {name: rename(name) for name in names} == names
     assert translated(input="hi").rename("messages[0].content") == "input"
+    given: tuple[dict[str, Any], ...] = ({}, {"max_output_tokens": 2}, {"max_tokens": 2})
+    names_given = [translated(input="hi", **fields).rename("max_tokens") for fields in given]
+    assert names_given == ["max_output_tokens", "max_output_tokens", "max_tokens"]

@@ -91,6 +91,8 @@ class Translation:
 
     def _names(self) -> dict[str, str]:
         names = dict(STATIC_NAMES)
+        if self.chat.max_tokens is not None:
+            names["max_tokens"] = "max_tokens"
         for i, place in enumerate(self.tools.places):
             names[f"tools[{i}]"] = names[f"tools[{i}].function"] = place
         for i, message in enumerate(self.messages):
@@ -121,6 +123,7 @@ def translate(body: ResponsesRequest, ignores_unknown: bool) -> Translation:
     chat = ChatCompletionRequest(
         messages=[message.content for message in messages],
         max_completion_tokens=body.max_output_tokens,
+        max_tokens=body.max_tokens,
         response_format=_chat_format(text_format) if text_format != {"type": "text"} else None,
         reasoning_effort=effort,
         tools=tools.chat_tools or None,
@@ -135,7 +138,9 @@ def translate(body: ResponsesRequest, ignores_unknown: bool) -> Translation:
 
 
 def _check_options(body: ResponsesRequest, ignores_unknown: bool) -> None:
-    """Check the fields that change nothing in the chat."""
+    """Check the fields that change nothing in the chat, and those that exclude each other."""
+    if None not in (body.max_output_tokens, body.max_tokens) and body.max_output_tokens != body.max_tokens:
+        raise InvalidRequestError("max_tokens", f"differs from max_output_tokens {body.max_output_tokens}")
     if body.stream_options is not None:
         STREAM_OPTIONS.read("stream_options", body.stream_options, ignores_unknown)
         if not body.stream:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
+from fastdeploy.core.sampling_params import OUTPUT_LENGTHS
 from fastdeploy.detokenize.messages import MAX_TOOLS
 from fastdeploy.entrypoints.openai.field_rules import (
     EXTENSIONS,
@@ -76,7 +77,6 @@ BODY_RULES = FieldRules(
         "previous_input_messages": (_NOT_STORED, ([],)),
         "enable_response_messages": ("the answer has items only", (False,)),
         "mm_processor_kwargs": (_TEXT_ONLY, ({},)),
-        "max_tokens": ("is the spelling of chats; use max_output_tokens", ()),
         "max_completion_tokens": ("is the spelling of chats; use max_output_tokens", ()),
         "messages": ("is the spelling of chats; use input", ()),
         "response_format": ("is the spelling of chats; use text.format", ()),
@@ -260,6 +260,7 @@ class ResponsesRequest(RequestFields, kw_only=True):
         instructions: a system message before the input
         max_output_tokens: maximum number of output tokens, reasoning included; the end of the context is a limit as
             well
+        max_tokens: the same; if both are given, they must be equal
         text: `format`, which the text follows
         reasoning: `effort` of the reasoning
         tools: functions that the model may call, at most 1024, and namespaces of functions; tools of other types are
@@ -297,11 +298,13 @@ class ResponsesRequest(RequestFields, kw_only=True):
         "reasoning": {"properties": {"effort": {"enum": [*REASONING_EFFORTS, None]}}},
         "include": {"items": {"enum": list(INCLUDES)}},
         "truncation": {"enum": ["disabled", None]},
+        "max_tokens": {"minimum": OUTPUT_LENGTHS.low},
     }
 
     input: str | list[Any] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
+    max_tokens: int | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     tools: list[Any] | None = None

@@ -192,7 +192,7 @@ class ServingResponses(Serving):
             status=status,
             model=self.server.response_model(self.body.model),
             instructions=body.instructions,
-            max_output_tokens=body.max_output_tokens,
+            max_output_tokens=body.max_tokens if body.max_output_tokens is None else body.max_output_tokens,
             max_tool_calls=body.max_tool_calls,
             metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
