@@ -81,8 +81,9 @@ class ReasoningFormat:
         return ReasoningState.OPEN if self.is_implied else ReasoningState.UNDECIDED
 
     def state_in(self, text: str) -> ReasoningState:
-        """Return the state in which an output continues a text that no template has rendered: its markers decide."""
-        if self._is_open(text, lambda call: True):
+        """Return the state in which an output without calls continues a text that no template has rendered."""
+        begin = text.rfind(self.start)
+        if begin >= 0 and text.find(self.end, begin) < 0:
             return ReasoningState.OPEN
         return ReasoningState.CLOSED if text.rstrip().endswith(self.end) else ReasoningState.UNDECIDED
 

@@ -15,7 +15,13 @@ import httpx
 import msgspec
 
 from fastdeploy.entrypoints.openai.messages_api.protocol import CountTokensRequest, MessagesRequest
-from fastdeploy.entrypoints.openai.protocol import REFUSED, WITHOUT_EFFECT, ChatCompletionRequest, CompletionRequest
+from fastdeploy.entrypoints.openai.protocol import (
+    REFUSED,
+    WITHOUT_EFFECT,
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
 from fastdeploy.entrypoints.openai.responses_api.protocol import ResponsesRequest
 from fastdeploy.entrypoints.openai.routes_cluster import RoleRequest
 from fastdeploy.entrypoints.openai.routes_tokenize import AbortRequest, DetokenizeRequest, TokenizeRequest
@@ -159,6 +165,7 @@ RESPONSE_ITEMS: list[Any] = [
     {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
 ]
 PLAUSIBLE_BY_PATH: dict[str, dict[str, list[Any]]] = {
+    "/v1/chat/completions/batch": {"messages": [[[message] for message in MESSAGES], [MESSAGES[1:5]]]},
     "/v1/messages": MESSAGES_FIELDS,
     "/v1/messages/count_tokens": PROMPT_FIELDS,
     "/v1/responses": {
@@ -186,6 +193,11 @@ PLAUSIBLE_BY_PATH: dict[str, dict[str, list[Any]]] = {
 MODELS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "the", "max_tokens": 6}),
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": [MESSAGES[1]], "max_tokens": 6}),
+    "/v1/chat/completions/batch": (
+        BatchChatCompletionRequest,
+        {"messages": [[MESSAGES[1]], [MESSAGES[1]]], "max_tokens": 6},
+    ),
+    "/invocations": (ChatCompletionRequest, {"messages": [MESSAGES[1]], "max_tokens": 6}),
     "/v1/responses": (ResponsesRequest, {"input": "the", "max_output_tokens": 6}),
     "/v1/messages": (MessagesRequest, {"messages": [MESSAGES[1]], "max_tokens": 6}),
     "/v1/messages/count_tokens": (CountTokensRequest, {"messages": [MESSAGES[1]]}),
@@ -194,7 +206,7 @@ MODELS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/abort_requests": (AbortRequest, {"req_ids": ["x"]}),
     "/v1/role": (RoleRequest, {"role": "mixed"}),
 }
-WEIGHTS = [40, 50, 40, 40, 6, 4, 3, 3, 2]
+WEIGHTS = [40, 50, 20, 10, 40, 40, 6, 4, 3, 3, 2]
 ALLOWED = (200, 400, 404, 405, 413, 415, 429)
 MESSAGES_BEGIN = ("event: message_start", "event: ping", "event: error")
 OUR_FAULTS = ("internal_error", "internal")

@@ -53,6 +53,8 @@ VALID = [
     (b"/v1/completions", b'{"prompt": "the", "max_tokens": 2}'),
     (b"/v1/completions", b'{"prompt": "the", "max_tokens": 2, "stream": true}'),
     (b"/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'),
+    (b"/v1/chat/completions/batch", b'{"messages": [[{"role": "user", "content": "hi"}]], "max_tokens": 2}'),
+    (b"/invocations", b'{"prompt": "the", "max_tokens": 2}'),
     (b"/v1/responses", b'{"input": "hi", "max_output_tokens": 2}'),
     (b"/v1/responses", b'{"input": "hi", "max_output_tokens": 2, "stream": true}'),
     (b"/v1/messages", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'),

@@ -348,6 +348,7 @@ def test_a_prompt_whose_end_is_cut_off_decides_where_the_output_begins(parsing_c
         ("the sky", UNDECIDED),
         ("the sky<think>", OPEN),
         ("<think>\nhm", OPEN),
+        ("<think>a <tool_call> is", OPEN),
         ("<think>hm</think>", CLOSED),
         ("<think>hm</think>\n\n", CLOSED),
         ("<think>hm</think>yes", UNDECIDED),

@@ -136,10 +136,9 @@ class ServingCompletion(ChoiceServing):
         check_budget(self.body, params, reasoning)
         if params.reasoning_max_tokens is None or reasoning is None:
             return
-        without_calls = reasoning.for_tools(())
         for request in self.requests:
             text = self.server.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
-            request.reasoning = without_calls.state_in(text)
+            request.reasoning = reasoning.state_in(text)
 
     def _id(self, index: int) -> str:
         return self.response_id if len(self._prompts) == 1 else add_prompt_number(self.response_id, index)
