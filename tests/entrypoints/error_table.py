@@ -13,11 +13,7 @@ import msgspec
 from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
 from fastdeploy.entrypoints.openai.field_rules import rules_of
 from fastdeploy.entrypoints.openai.messages_api.protocol import CountTokensRequest, MessagesRequest
-from fastdeploy.entrypoints.openai.protocol import (
-    BatchChatCompletionRequest,
-    ChatCompletionRequest,
-    CompletionRequest,
-)
+from fastdeploy.entrypoints.openai.protocol import BatchChatCompletionRequest, ChatCompletionRequest, CompletionRequest
 from fastdeploy.entrypoints.openai.responses_api.protocol import ResponsesRequest
 
 MAX_MODEL_LEN = 200

@@ -340,28 +340,6 @@ def test_a_prompt_whose_end_is_cut_off_decides_where_the_output_begins(parsing_c
     assert chat(parsing_client, "hm</think>yes", whole).choices[0].message.reasoning == "hm"
 
 
-@pytest.mark.parametrize("form", ["qwen3", "deepseek_r1", "glm45"])
-@pytest.mark.parametrize(
-    ("text", "state"),
-    [
-        ("", UNDECIDED),
-        ("the sky", UNDECIDED),
-        ("the sky<think>", OPEN),
-        ("<think>\nhm", OPEN),
-        ("<think>a <tool_call> is", OPEN),
-        ("<think>hm</think>", CLOSED),
-        ("<think>hm</think>\n\n", CLOSED),
-        ("<think>hm</think>yes", UNDECIDED),
-        ("<think>hm</think>yes<think>", OPEN),
-        ("hm</think>", CLOSED),
-    ],
-)
-def test_only_the_markers_of_a_text_without_a_template_open_its_reasoning(
-    form: str, text: str, state: ReasoningState
-) -> None:
-    assert REASONING_FORMATS[form].state_in(text) is state
-
-
 @pytest.mark.parametrize("given", [{"thinking_token_budget": 3}, {"logits_processors_args": {"thinking_budget": 3}}])
 def test_a_budget_of_a_completion_needs_a_reasoning_parser(server: ServerProcess, given: dict[str, Any]) -> None:
     error = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, **given}).json()["error"]
