@@ -327,6 +327,7 @@ ENDPOINTS = (
         response=ChatCompletionResponse,
         event=ChatCompletionStreamResponse,
         errors=GENERATION_ERRORS,
+        tag="Generation",
     ),
     Endpoint(
         "/invocations",
@@ -336,6 +337,7 @@ ENDPOINTS = (
         response=ChatCompletionResponse | CompletionResponse,
         event=ChatCompletionStreamResponse | CompletionStreamResponse,
         errors=GENERATION_ERRORS,
+        tag="Generation",
     ),
     Endpoint(
         MESSAGES_PATH,

@@ -16,6 +16,13 @@ _MESSAGES = [{"role": "user", "content": _QUESTION}]
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/completions": {"model": "default", "prompt": _CODE, "max_tokens": 32, "temperature": 0.6, "seed": 2},
     "/v1/chat/completions": {"model": "default", "messages": _MESSAGES, "max_tokens": 32, "temperature": 0},
+    "/v1/chat/completions/batch": {
+        "model": "default",
+        "messages": [_MESSAGES, [{"role": "user", "content": "Name three trees."}]],
+        "max_tokens": 32,
+        "temperature": 0,
+    },
+    "/invocations": {"model": "default", "messages": _MESSAGES, "max_tokens": 32, "temperature": 0},
     "/v1/messages": {"model": "default", "messages": _MESSAGES, "max_tokens": 32, "temperature": 0},
     "/v1/messages/count_tokens": {"model": "default", "messages": _MESSAGES},
     "/v1/responses": {"model": "default", "input": _QUESTION, "max_output_tokens": 32, "temperature": 0},

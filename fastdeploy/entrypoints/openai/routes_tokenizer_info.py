@@ -112,5 +112,11 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 ENDPOINTS = (
-    Endpoint("/tokenizer_info", tokenizer_info, response=TokenizerInfoResponse, flag="enable_tokenizer_info_endpoint"),
+    Endpoint(
+        "/tokenizer_info",
+        tokenizer_info,
+        response=TokenizerInfoResponse,
+        tag="Tokens",
+        flag="enable_tokenizer_info_endpoint",
+    ),
 )
