@@ -81,6 +81,8 @@ class GenerationRequest:
             shared between clients in proportion to `client_weight`.
         client_max_sequences: maximum number of sequences of the client in the engine, running and waiting; None is no
             limit.
+        arrived_s: when it arrived at the server, on the monotonic clock of this machine, which the engine's times of
+            the request count from; None: when the engine gets it.
     """
 
     request_id: str
@@ -98,6 +100,7 @@ class GenerationRequest:
     client_id: str = ""
     client_weight: float = 1.0
     client_max_sequences: int | None = None
+    arrived_s: float | None = None
 
     @property
     def open_choices(self) -> list[tuple[int, list[int]]]:

@@ -67,7 +67,7 @@ class SpeculateMetrics:
 
 @dataclass
 class RequestMetrics:
-    """Times and counts of one choice; times are seconds since the request's arrival.
+    """Times and counts of one choice; times are seconds since the arrival of the request, at a server of its body.
 
     Attributes:
         queue_s: until its first step was scheduled; None if none was.

@@ -223,7 +223,7 @@ class Request:
         Args:
             max_total_tokens: maximum number of prompt and emitted tokens, at most the context length.
             max_drafts: maximum number of drafts of a step; there is room for them after the last token.
-            arrival_s: time of arrival on the engine's clock.
+            arrival_s: when the engine got the request, on its clock; metrics count from `source.arrived_s` if given.
             constraint: constraint of this choice alone.
             prompt: of `source`, which the choices share; None makes one for this choice.
             resumed: the output so far.
@@ -235,7 +235,7 @@ class Request:
         self.client_id = source.client_id
         self.client_weight = source.client_weight
         self.arrival_number = 0
-        self.arrival_s = arrival_s
+        self.arrival_s = arrival_s if source.arrived_s is None else min(source.arrived_s, arrival_s)
         self.deadline_s = None if source.timeout_s is None else arrival_s + source.timeout_s
         self.hands_over = source.hands_over
         prompt = prompt or Prompt(source)

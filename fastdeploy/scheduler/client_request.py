@@ -30,13 +30,13 @@ class ClientRequest(DeltaStream):
         owned: its state; None before it was submitted.
     """
 
-    def __init__(self, number: int, request: GenerationRequest, node: str, now: float) -> None:
-        """Create the stream of a request that arrives at `node`."""
+    def __init__(self, number: int, request: GenerationRequest, node: str, arrived_at: float) -> None:
+        """Create the stream of a request that has arrived at `node`; its metrics count from then."""
         super().__init__(request.request_id, request.params.n)
         self.number, self.request = number, request
         self.owned: OwnedRequest | None = None
         self._node = node
-        self._arrived_at = now
+        self._arrived_at = arrived_at
         self._first_token_at: list[float | None] = [None] * request.params.n
 
     def deliver(self, delta: TokenDelta, now: float) -> None:

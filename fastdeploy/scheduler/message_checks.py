@@ -57,6 +57,7 @@ def _check_request(request: GenerationRequest) -> None:
     _check(request.timeout_s is None or math.isfinite(request.timeout_s), "expected a finite timeout_s of the request")
     _check(math.isfinite(weight) and weight > 0, "expected a positive client_weight")
     _check(limit is None or limit >= 1, "expected a positive client_max_sequences")
+    _check(request.arrived_s is None, "expected no arrived_s, which another machine's clock says nothing about")
     begins = request.resumed is None and request.image is None and not request.hands_over and not request.export_slots
     _check(begins, "expected a request as a client makes it")
 

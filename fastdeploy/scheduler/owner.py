@@ -215,7 +215,9 @@ class ClusterScheduler:
         if request.params.seed is None:
             params = replace(request.params, seed=request_seed(self._server_seed, number))
             request = replace(request, params=params)
-        client = ClientRequest(number, request, self._config.node_id, time.monotonic())
+        arrived_at = time.monotonic() if request.arrived_s is None else request.arrived_s
+        request = replace(request, arrived_s=None)  # the clocks of other machines differ
+        client = ClientRequest(number, request, self._config.node_id, arrived_at)
         self._clients[number] = client
         self._numbers[request.request_id] = number
         return client

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,28 @@ def test_expired_request_ends_with_a_timeout_and_frees_its_blocks() -> None:
         engine.step()
     assert engine.stats().num_finished == {"error": 1, "length": 1}
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+@pytest.mark.parametrize(
+    ("arrived_s", "since_s"),
+    [(None, 100.0), (60.0, 60.0), (100.5, 100.0)],
+    ids=["unknown", "earlier", "later than now"],
+)
+def test_times_of_a_request_count_from_its_arrival_and_its_deadline_from_its_admission(
+    arrived_s: float | None, since_s: float
+) -> None:
+    clock = ManualClock()
+    clock.now = 100.0
+    engine = make_engine(NaiveProposer(), clock=clock)
+    engine.add_request(replace(generation("a", max_tokens=50, timeout_s=5.0), arrived_s=arrived_s))
+    clock.now = 101.0
+    (delta,) = engine.step()
+    assert delta.finish_reason is None
+    clock.now = 105.0
+    (last,) = engine.step()
+    metrics = last.metrics
+    assert last.error is not None and last.error.type == "timeout" and metrics is not None
+    assert (metrics.queue_s, metrics.first_token_s, metrics.finish_s) == (101 - since_s, 101 - since_s, 105 - since_s)
 
 
 def test_abort_ends_every_choice_at_once() -> None:

@@ -166,7 +166,7 @@ def test_metrics_of_a_request_are_at_the_top_of_the_answer(measuring: ServerProc
     metrics = answer(measuring, path)["metrics"]
     assert metrics.pop("speculative_decoding") == ACCEPTANCE
     expected = {
-        "time_to_first_token_ms": 1.0,
+        "time_to_first_token_ms": 2.0,
         "generation_time_ms": 8.0,
         "queue_time_ms": 1.0,
         "mean_itl_ms": 2.0,

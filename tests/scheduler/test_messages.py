@@ -140,6 +140,7 @@ def ticket(**fields: Any) -> Ticket:
         (ticket(request=replace(PLAIN, client_weight=0.0)), "expected a positive client_weight"),
         (ticket(request=replace(PLAIN, client_weight=math.nan)), "expected a positive client_weight"),
         (ticket(request=replace(PLAIN, client_max_sequences=0)), "expected a positive client_max_sequences"),
+        (ticket(request=replace(PLAIN, arrived_s=1.0)), "expected no arrived_s"),
         (ticket(request=replace(PLAIN, resumed=[[]])), "as a client makes it"),
         (ticket(request=replace(PLAIN, hands_over=True)), "as a client makes it"),
         (ticket(request=replace(PLAIN, export_slots=[0])), "as a client makes it"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -203,6 +204,7 @@ async def _prepare(
     server.check_available()
     header_id = _header_id(request)
     raw_body = await read_body(request, server.config)
+    arrived_s = time.monotonic()
 
     def parse() -> tuple[BodyKind, RequestFields]:
         kind = kinds[0] if len(kinds) == 1 else _kind_of(raw_body, kinds)
@@ -227,7 +229,7 @@ async def _prepare(
         serving = await run_in_thread(client.id, client.weight, kind.make_serving, server, body)
     release_body(request.scope)  # not before: the fields wait for a thread as the body does
     server.check_num_sequences(client, serving.requests)
-    _assign_client(serving, client)
+    _assign_client(serving, client, arrived_s)
     return GenerationResponse(serving, client, deadline_s, header_id)
 
 
@@ -252,8 +254,12 @@ def _deadline_s(arrival_s: float, *timeouts_s: float | None) -> float | None:
     return arrival_s + min(given_s) if given_s else None
 
 
-def _assign_client(serving: Serving, client: Client) -> None:
-    """Mark the prompts as requests of this client; ids and cached prefixes are separate for each key."""
+def _assign_client(serving: Serving, client: Client, arrived_s: float) -> None:
+    """Mark the prompts as requests of this client; ids and cached prefixes are separate for each key.
+
+    Args:
+        arrived_s: when the body had arrived whole; the times of the request count from then.
+    """
     for request in serving.requests:
         if client.salt:
             request.request_id = add_client_mark(request.request_id, client.salt[:MARK_LENGTH])
@@ -262,6 +268,7 @@ def _assign_client(serving: Serving, client: Client) -> None:
         request.client_id = client.id
         request.client_weight = client.weight
         request.client_max_sequences = client.max_sequences
+        request.arrived_s = arrived_s
 
 
 def _header_id(request: Request) -> str | None:

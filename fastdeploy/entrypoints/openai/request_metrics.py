@@ -31,18 +31,17 @@ def per_request_metrics(server: ApiServer, last: TokenDelta, num_tokens: int) ->
 
 def _add_times(metrics: PerRequestMetrics, times: RequestMetrics, num_tokens: int) -> None:
     queue_s, first_token_s = times.queue_s, times.first_token_s
-    if queue_s is None:
-        return
-    metrics.queue_time_ms = queue_s * S_TO_MS
+    if queue_s is not None:
+        metrics.queue_time_ms = queue_s * S_TO_MS
     if first_token_s is None:
         return
-    generation_s, inference_s = times.finish_s - first_token_s, times.finish_s - queue_s
-    metrics.time_to_first_token_ms = (first_token_s - queue_s) * S_TO_MS
+    generation_s = times.finish_s - first_token_s
+    metrics.time_to_first_token_ms = first_token_s * S_TO_MS
     metrics.generation_time_ms = generation_s * S_TO_MS
     if num_tokens > 1:
         metrics.mean_itl_ms = generation_s / (num_tokens - 1) * S_TO_MS
-    if inference_s > 0:
-        metrics.tokens_per_second = num_tokens / inference_s
+    if queue_s is not None and times.finish_s > queue_s:
+        metrics.tokens_per_second = num_tokens / (times.finish_s - queue_s)
 
 
 def _acceptance(counts: SpeculateMetrics, num_spec_tokens: int) -> SpeculativeDecodingMetrics | None:

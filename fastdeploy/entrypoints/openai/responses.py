@@ -155,7 +155,7 @@ class PerRequestMetrics(ResponseBody, kw_only=True):
     """Times of a request with one choice, as vLLM reports them; null without `--enable-per-request-metrics`.
 
     Attributes:
-        time_to_first_token_ms: from the first step of the request to its first token
+        time_to_first_token_ms: from the arrival to the first token, the time in the queue included
         generation_time_ms: from the first token to the last one
         queue_time_ms: from the arrival to the first step
         mean_itl_ms: mean time between tokens after the first one; null for a single token
