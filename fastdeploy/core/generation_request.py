@@ -81,6 +81,7 @@ class GenerationRequest:
             shared between clients in proportion to `client_weight`.
         client_max_sequences: maximum number of sequences of the client in the engine, running and waiting; None is no
             limit.
+        client_name: name of the API key, for metrics and log lines; empty for an address.
         arrived_s: when it arrived at the server, on the monotonic clock of this machine, which the engine's times of
             the request count from; None: when the engine gets it.
     """
@@ -100,6 +101,7 @@ class GenerationRequest:
     client_id: str = ""
     client_weight: float = 1.0
     client_max_sequences: int | None = None
+    client_name: str = ""
     arrived_s: float | None = None
 
     @property

@@ -44,7 +44,7 @@ class _InFlight:
 
     def __init__(self, inbox: _Inbox, request: GenerationRequest) -> None:
         self.inbox = inbox
-        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.request = request
         self.num_tokens = [0] * request.params.n
         self.num_running = request.params.n
 
@@ -193,7 +193,7 @@ class SharedEngine:
             request.inbox.deltas.append(delta)
             request.num_tokens[delta.index] += len(delta.token_ids)
             if delta.finish_reason is not None:
-                self._metrics.finished(request.num_prompt_tokens, request.num_tokens[delta.index], delta)
+                self._metrics.finished(request.request, request.num_tokens[delta.index], delta)
                 request.num_running -= 1
                 if request.num_running == 0:
                     self._forget(delta.request_id)

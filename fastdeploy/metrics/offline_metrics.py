@@ -36,15 +36,14 @@ class OfflineMetrics:
         """Count a new request."""
         self._recorder.started(request.params.max_tokens)
 
-    def finished(self, num_prompt_tokens: int, num_tokens: int, delta: TokenDelta) -> None:
-        """Record a choice that has ended, from its last delta and its numbers of tokens."""
+    def finished(self, request: GenerationRequest, num_tokens: int, delta: TokenDelta) -> None:
+        """Record a choice of a request that has ended, from its last delta and its number of tokens."""
         if delta.metrics is None or delta.finish_reason is None:
             return
         self._recorder.observe(
             make_record(
-                delta.request_id,
+                request,
                 delta.index,
-                num_prompt_tokens,
                 num_tokens,
                 delta.finish_reason,
                 delta.metrics,

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from fastdeploy.core.generation_request import GenerationRequest, without_marks
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
 from fastdeploy.metrics.engine_collector import PREFIX
 
@@ -28,12 +29,15 @@ class RequestRecord:
 
     Attributes:
         index: of the choice in the response.
+        client: name of the API key; empty without keys.
         queue_s: arrival to first step.
+        prefill_s: first step to first token.
         ttft_s: arrival to first token.
         tpot_s: mean time per token after the first.
         e2e_s: arrival to end.
         acceptance: accepted / drafted tokens; None without drafts.
         average_accept_length: emitted tokens / decoding steps; None without drafts.
+        preemptions: number of times that it was preempted.
         node, path, attempts: as in `RequestMetrics`; `path` is empty on a server that works alone.
     """
 
@@ -43,12 +47,15 @@ class RequestRecord:
     cached_tokens: int
     completion_tokens: int
     finish_reason: str
+    client: str
     queue_s: float | None
+    prefill_s: float | None
     ttft_s: float | None
     tpot_s: float | None
     e2e_s: float
     acceptance: float | None
     average_accept_length: float | None
+    preemptions: int = 0
     node: str = ""
     path: str = ""
     attempts: int = 1
@@ -63,33 +70,36 @@ class RequestRecord:
 
 
 def make_record(
-    request_id: str,
+    request: GenerationRequest,
     index: int,
-    num_prompt_tokens: int,
     num_completion_tokens: int,
     finish_reason: str,
     metrics: RequestMetrics,
     speculation: SpeculateMetrics | None,
 ) -> RequestRecord:
-    """Return the record of a finished choice."""
-    ttft = metrics.first_token_s
+    """Return the record of a finished choice, the one of this index in the response."""
+    queue, ttft = metrics.queue_s, metrics.first_token_s
+    prefill = None if queue is None or ttft is None else max(0.0, ttft - queue)
     tpot = None
     if ttft is not None and num_completion_tokens > 1:
         tpot = (metrics.finish_s - ttft) / (num_completion_tokens - 1)
     drafted = speculation.drafted_tokens if speculation is not None else 0
     return RequestRecord(
-        request_id=request_id,
+        request_id=without_marks(request.request_id),
         index=index,
-        prompt_tokens=num_prompt_tokens,
+        prompt_tokens=len(request.prompt_token_ids),
         cached_tokens=metrics.num_cached_tokens,
         completion_tokens=num_completion_tokens,
         finish_reason=finish_reason,
-        queue_s=metrics.queue_s,
+        client=request.client_name,
+        queue_s=queue,
+        prefill_s=prefill,
         ttft_s=ttft,
         tpot_s=tpot,
         e2e_s=metrics.finish_s,
         acceptance=speculation.accept_ratio if speculation is not None and drafted else None,
         average_accept_length=speculation.average_accept_length if speculation is not None and drafted else None,
+        preemptions=metrics.num_preemptions,
         node=metrics.node,
         path=metrics.path,
         attempts=metrics.num_attempts,
@@ -144,12 +154,13 @@ class RequestRecorder:
         if record.queue_s is not None:
             self._queue.observe(record.queue_s)
             self._inference.observe(max(0.0, record.e2e_s - record.queue_s))
+        if record.prefill_s is not None:
+            self._prefill.observe(record.prefill_s)
         if record.tpot_s is not None:
             self._tpot.observe(record.tpot_s)
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
             self._latest_ttft.set(record.ttft_s)
-            self._prefill.observe(max(0.0, record.ttft_s - (record.queue_s or 0.0)))
             self._decode.observe(max(0.0, record.e2e_s - record.ttft_s))
 
 
@@ -160,8 +171,11 @@ def _latest(name: str, text: str, registry: CollectorRegistry) -> Gauge:
 def _line(record: RequestRecord) -> str:
     parts = [
         f"{record.request_id}[{record.index}] {record.finish_reason}",
+        *((f"client {record.client}",) if record.client else ()),
         f"prompt {record.prompt_tokens} ({record.cached_tokens} cached)",
         f"output {record.completion_tokens}",
+        f"queued {_ms(record.queue_s)}",
+        f"prefill {_ms(record.prefill_s)}",
         f"TTFT {_ms(record.ttft_s)}",
         f"TPOT {_ms(record.tpot_s)}",
         f"total {_ms(record.e2e_s)}",
@@ -170,6 +184,8 @@ def _line(record: RequestRecord) -> str:
         parts.append(
             f"acceptance rate {record.acceptance:.2f}, mean acceptance length {record.average_accept_length:.2f}"
         )
+    if record.preemptions:
+        parts.append(f"preemptions {record.preemptions}")
     if record.path:
         parts.append(f"node {record.node}, path {record.path}, attempts {record.attempts}")
     return ", ".join(parts)

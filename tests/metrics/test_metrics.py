@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 import fastdeploy
 from fastdeploy.config.env import Env
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
+from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.stats import DraftLengthStats, EngineStats, ExpertStats, Histogram, SuffixCacheStats
 from fastdeploy.metrics.engine_collector import EngineCollector
 from fastdeploy.metrics.logs import set_up_logging
@@ -164,10 +167,16 @@ def test_engine_counters_have_the_documented_names(name: str, value: float) -> N
     assert exposition()[name] == pytest.approx(value)
 
 
-def record_one(recorder: RequestRecorder, drafted: int = 4, **fields: Any) -> None:
-    metrics = RequestMetrics(queue_s=0.25, first_token_s=0.75, finish_s=2.75, num_cached_tokens=16, **fields)
+REQUEST = GenerationRequest("0¶salt§cmpl-1", [7] * 20, SamplingParams(), client_name="alice")
+
+
+def record_one(
+    recorder: RequestRecorder, drafted: int = 4, request: GenerationRequest = REQUEST, **fields: Any
+) -> None:
+    times: dict[str, Any] = {"queue_s": 0.25, "first_token_s": 0.75, "finish_s": 2.75, **fields}
+    metrics = RequestMetrics(num_cached_tokens=16, **times)
     speculation = SpeculateMetrics(drafted_tokens=drafted, accept_ratio=0.75, average_accept_length=2.5)
-    recorder.record(make_record("cmpl-1", 0, 20, 5, "stop", metrics, speculation))
+    recorder.record(make_record(request, 0, 5, "stop", metrics, speculation))
 
 
 def test_request_times_are_observed_by_their_histograms() -> None:
@@ -218,8 +227,8 @@ def test_one_line_per_request_on_stderr_and_in_the_log_folder(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].endswith(
-        "INFO fastdeploy.request: cmpl-1[0] stop, prompt 20 (16 cached), output 5, TTFT 750.0 ms, TPOT 500.0 ms, "
-        "total 2750.0 ms, acceptance rate 0.75, mean acceptance length 2.50"
+        "INFO fastdeploy.request: cmpl-1[0] stop, client alice, prompt 20 (16 cached), output 5, queued 250.0 ms, "
+        "prefill 500.0 ms, TTFT 750.0 ms, TPOT 500.0 ms, total 2750.0 ms, acceptance rate 0.75, mean acceptance length 2.50"
     )
     assert (tmp_path / "logs" / "api_server.log").read_text().splitlines() == lines
 
@@ -231,6 +240,7 @@ def test_json_log_lines_are_documents(capsys: pytest.CaptureFixture[str]) -> Non
     logging.getLogger("fastdeploy.server").warning("plain words")
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert (first["request_id"], first["ttft_s"], first["acceptance"]) == ("cmpl-1", 0.75, None)
+    assert (first["client"], first["cached_tokens"], first["queue_s"], first["prefill_s"]) == ("alice", 16, 0.25, 0.5)
     assert {"node", "path", "attempts"}.isdisjoint(first)
     assert (second["message"], second["level"]) == ("plain words", "WARNING")
 
@@ -245,6 +255,30 @@ def test_log_lines_among_several_nodes_end_with_node_path_and_attempts(capsys: p
     assert text.endswith("total 2750.0 ms, node a1, path taken_over, attempts 2")
     found = json.loads(document[document.index("{") :])
     assert (found["node"], found["path"], found["attempts"]) == ("a1", "taken_over", 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"first_token_s": None}, "queued 250.0 ms, prefill -, TTFT -, TPOT -, total 2750.0 ms"),
+        ({"queue_s": None, "first_token_s": None}, "queued -, prefill -, TTFT -, TPOT -, total 2750.0 ms"),
+        ({"queue_s": None}, "queued -, prefill -, TTFT 750.0 ms, TPOT 500.0 ms, total 2750.0 ms"),
+        (
+            {"num_preemptions": 2},
+            "queued 250.0 ms, prefill 500.0 ms, TTFT 750.0 ms, TPOT 500.0 ms, total 2750.0 ms, preemptions 2",
+        ),
+    ],
+    ids=["ended in its prefill", "ended in the queue", "no one knows when it began", "preempted"],
+)
+def test_a_line_shows_the_times_that_are_known_and_no_client_without_keys(
+    fields: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = CollectorRegistry()
+    with caplog.at_level(logging.INFO, logger="fastdeploy.request"):
+        record_one(RequestRecorder(registry), drafted=0, request=replace(REQUEST, client_name=""), **fields)
+    assert caplog.messages == [f"cmpl-1[0] stop, prompt 20 (16 cached), output 5, {words}"]
+    num_prefills = registry.get_sample_value("fastdeploy:request_prefill_time_seconds_count")
+    assert num_prefills == (0 if "prefill -" in words else 1), "an unknown time is not observed"
 
 
 def test_log_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:

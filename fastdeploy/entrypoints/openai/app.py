@@ -265,7 +265,7 @@ def _assign_client(serving: Serving, client: Client, arrived_s: float) -> None:
             request.request_id = add_client_mark(request.request_id, client.salt[:MARK_LENGTH])
         request.cache_salt = f"{client.salt}{request.cache_salt}"
         request.priority = serving.body.priority
-        request.client_id = client.id
+        request.client_id, request.client_name = client.id, client.name
         request.client_weight = client.weight
         request.client_max_sequences = client.max_sequences
         request.arrived_s = arrived_s

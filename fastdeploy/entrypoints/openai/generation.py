@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import UNSET
 
 from fastdeploy.core.faults import fault_point
-from fastdeploy.core.generation_request import GenerationRequest, without_marks
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -131,9 +131,8 @@ class Generation:
         if delta.metrics is not None:
             self._recorder.record(
                 make_record(
-                    without_marks(delta.request_id),
+                    self.request,
                     choice_index,
-                    len(self.request.prompt_token_ids),
                     self._num_tokens[delta.index],
                     finish_reason,
                     delta.metrics,
