@@ -7,9 +7,8 @@ Options come from `mock.json` in the model's folder: `step_s` seconds per step, 
 `config_error`, `start_error` (name and message of an exception), `load_s`, `script` (the output is what the prompt
 holds between the last `[[` and `]]`, then the end token), `hold` (while the file `hold` is in the folder, no
 output grows past its first tokens), `prefill_s_per_token` (of prompts and resumed tokens that are not imported, up to
-`max_num_batched_tokens` tokens per step), `num_blocks`, `num_slots`, `caches_prefixes`,
-`export_s`, `import_s`. While the file `compiling`
-is there, no grammar is compiled. With `EngineConfig.hands_over` it has an arena (`mock_transfer.py`).
+`max_num_batched_tokens` tokens per step), `num_blocks`, `num_slots`, `caches_prefixes`, `export_s`, `import_s`. While
+the file `compiling` is there, no grammar is compiled. With `EngineConfig.hands_over` it has an arena, mock_transfer.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from fastdeploy.core.handover import Handover
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta, TokenLogprobs
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.seeds import choice_seed, request_seed
-from fastdeploy.core.stats import EngineStats
+from fastdeploy.core.stats import ClientLoad, EngineStats
 from fastdeploy.detokenize.stop_strings import StopStringScanner
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from tests.mock_transfer import BLOCK_SIZE, LAYOUT, MockTransfer
@@ -164,6 +163,8 @@ class MockEngine:
         self._stats.num_running = len(choices) - self._stats.num_waiting
         self._stats.num_waiting_tokens = sum(choice.num_missing for choice in choices)
         self._stats.num_free_blocks = self._num_blocks - sum(choice.num_blocks for choice in choices)
+        owners = [(choice.request.client_name, choice.num_missing > 0) for choice in choices]
+        self._stats.clients = {n: ClientLoad(owners.count((n, False)), owners.count((n, True))) for n, _ in owners}
         if self.transfer is not None:
             self._stats.num_imported_tokens = self.transfer.num_imported_tokens
         return self._stats

@@ -195,8 +195,9 @@ class Request:
 
     Set at admission: request_id, index, key (both of them, unique among the unfinished choices), params, seed,
         num_resumed_tokens (output that was emitted before, elsewhere; with it the ledger begins),
-        hands_over, cache_salt, priority, client_id, client_weight, arrival_s, deadline_s, num_prompt_tokens,
-        max_total_tokens, max_drafts, constraint, bad_words, wants_logprobs, is_prefill_only (it emits no token).
+        hands_over, cache_salt, priority, client_id, client_name, client_weight, arrival_s, deadline_s,
+        num_prompt_tokens, max_total_tokens, max_drafts, constraint, bad_words, wants_logprobs, is_prefill_only (it
+        emits no token).
     Set by the scheduler: status, and arrival_number, which counts the choices that were added.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
         num_first_tokens (the resumed ones and those of the step that ends the prefill), bad_words_state, speculation.
@@ -232,7 +233,7 @@ class Request:
         self.params, self.seed = source.params, seed
         self.cache_salt = source.cache_salt
         self.priority = source.priority
-        self.client_id = source.client_id
+        self.client_id, self.client_name = source.client_id, source.client_name
         self.client_weight = source.client_weight
         self.arrival_number = 0
         self.arrival_s = arrival_s if source.arrived_s is None else min(source.arrived_s, arrival_s)

@@ -68,6 +68,14 @@ class ExpertStats:
 
 
 @dataclass
+class ClientLoad:
+    """Sequences of one API key in the engine."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+
+
+@dataclass
 class NodeStats:
     """What the agent of a node reports: its place in the cluster and its transfers, since its start.
 
@@ -154,6 +162,7 @@ class EngineStats:
         histograms: those of `HISTOGRAM_BOUNDS`, by name; a missing one is empty.
         num_failed_blocks: number of blocks that did not come from other nodes as they should have, by reason.
         node: what the agent reports; None without one.
+        clients: the load of each API key that has any, by its name; requests of addresses are not in it.
         num_drafts: number of decoding steps that verified a draft.
         num_forbidden_draft_tokens: proposed tokens that a grammar or a reasoning budget forbids; they are not verified.
         drafted_per_position, accepted_per_position: [i] number of steps that verified, and that accepted, draft i.
@@ -194,6 +203,7 @@ class EngineStats:
     histograms: dict[str, Histogram] = field(default_factory=dict)
     experts: ExpertStats | None = None
     node: NodeStats | None = None
+    clients: dict[str, ClientLoad] = field(default_factory=dict)
 
     @property
     def cache_usage(self) -> float:

@@ -10,6 +10,7 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.errors import InvalidRequestError, QueueFullError
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.request import Request, RequestStatus
+from fastdeploy.core.stats import ClientLoad
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 
@@ -17,16 +18,17 @@ class Client:
     """The sequences of one client.
 
     Attributes:
+        name: of the API key; empty for an address.
         weight: of its latest request; rows and blocks are divided in proportion to the weights.
         waiting: its waiting sequences, sorted by priority, then by arrival.
         num_running: number of its running sequences.
         served: virtual token counter: the rows that were computed for it, divided by its weight.
     """
 
-    __slots__ = ("client_id", "num_running", "served", "waiting", "weight")
+    __slots__ = ("client_id", "name", "num_running", "served", "waiting", "weight")
 
-    def __init__(self, client_id: str) -> None:
-        self.client_id = client_id
+    def __init__(self, client_id: str, name: str) -> None:
+        self.client_id, self.name = client_id, name
         self.weight = 1.0
         self.waiting: list[Request] = []
         self.num_running = 0
@@ -99,6 +101,16 @@ class ClientShares:
             if limit is not None and count + n > limit:
                 raise QueueFullError(f"{count} {what}; the limit is {limit}")
 
+    def loads(self) -> dict[str, ClientLoad]:
+        """Return the sequences of each API key that has any, by its name."""
+        loads: dict[str, ClientLoad] = {}
+        for client in self._clients.values():
+            if client.name and client.num_sequences:
+                load = loads.setdefault(client.name, ClientLoad())  # keys of several nodes may have the same name
+                load.num_running += client.num_running
+                load.num_waiting += len(client.waiting)
+        return loads
+
     def clients_with_prompts(self, begun: Container[str]) -> list[Client]:
         """Return the clients that have waiting sequences, or whose id is in `begun`."""
         return [client for client in self._clients.values() if client.waiting or client.client_id in begun]
@@ -107,7 +119,7 @@ class ClientShares:
         """Add a waiting sequence; `running` are the running sequences of all clients."""
         client = self._clients.get(request.client_id)
         if client is None or not client.waiting:
-            client = self._activate(request.client_id, running)
+            client = self._activate(request, running)
         client.weight = request.client_weight
         insort(client.waiting, request, key=priority_key)
         self.num_waiting += 1
@@ -182,17 +194,18 @@ class ClientShares:
             assert client.waiting == sorted(client.waiting, key=priority_key)
             assert all(r.client_id == client.client_id and r.status is RequestStatus.WAITING for r in client.waiting)
 
-    def _activate(self, client_id: str, running: Sequence[Request]) -> Client:
+    def _activate(self, request: Request, running: Sequence[Request]) -> Client:
         """Return a client that gets a waiting sequence, its counter raised to those of the others with prompts left."""
+        client_id = request.client_id
         if self._clients.keys() == {client_id}:
             return self._clients[client_id]
-        prefilling = {request.client_id for request in running if request.num_pending > 1}
+        prefilling = {other.client_id for other in running if other.num_pending > 1}
         counters = [c.served for c in self._clients.values() if c.waiting or c.client_id in prefilling]
         smallest = min(counters, default=None)
         self._forget_idle(smallest)
         client = self._clients.get(client_id)
         if client is None:
-            client = self._clients[client_id] = Client(client_id)
+            client = self._clients[client_id] = Client(client_id, request.client_name)
         if smallest is not None:
             client.served = max(client.served, smallest)
         return client

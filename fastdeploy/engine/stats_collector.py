@@ -109,6 +109,7 @@ class StatsCollector:
             self._stats,
             num_running=len(scheduler.running),
             num_waiting=scheduler.shares.num_waiting,
+            clients=scheduler.shares.loads(),
             num_blocks=kv_cache.pool.num_blocks,
             num_free_blocks=kv_cache.pool.num_free,
             resident_cache_bytes=kv_cache.pool.resident_bytes,

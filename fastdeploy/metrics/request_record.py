@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from fastdeploy.core.generation_request import GenerationRequest, without_marks
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
+from fastdeploy.metrics.client_metrics import ClientMetrics
 from fastdeploy.metrics.engine_collector import PREFIX
 
 logger = logging.getLogger("fastdeploy.request")
@@ -109,9 +110,12 @@ def make_record(
 class RequestRecorder:
     """Observes the histograms and writes the log line of every finished request."""
 
-    def __init__(self, registry: CollectorRegistry, json_lines: bool = False) -> None:
-        """Register the metrics; with `json_lines`, log lines are JSON documents."""
+    def __init__(
+        self, registry: CollectorRegistry, json_lines: bool = False, clients: ClientMetrics | None = None
+    ) -> None:
+        """Register the metrics; with `json_lines`, log lines are JSON documents; `clients` observes by API key."""
         self._json_lines = json_lines
+        self._clients = clients
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(PREFIX + name, text, buckets=buckets, registry=registry)
@@ -154,6 +158,8 @@ class RequestRecorder:
         if record.queue_s is not None:
             self._queue.observe(record.queue_s)
             self._inference.observe(max(0.0, record.e2e_s - record.queue_s))
+            if self._clients is not None:
+                self._clients.observe_queue(record.client, record.queue_s)
         if record.prefill_s is not None:
             self._prefill.observe(record.prefill_s)
         if record.tpot_s is not None:

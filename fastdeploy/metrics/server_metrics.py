@@ -15,8 +15,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from fastdeploy.core.stats import EngineStats
+from fastdeploy.metrics.client_metrics import SEQUENCES_WAITING, ClientLoadCollector, ClientMetrics
 from fastdeploy.metrics.cluster_collector import ClusterCollector
 from fastdeploy.metrics.cluster_metrics import ClusterMetrics
 from fastdeploy.metrics.dashboard_labels import DashboardLabels
@@ -35,7 +37,7 @@ class ServerMetrics:
         registry: the metrics that /metrics shows.
         requests: records requests.
         http: records HTTP responses.
-        clients: counts tokens by API key.
+        clients: counts by API key.
         refusals: records refused requests.
         cluster: counts what happens to requests among nodes; None on a server that works alone.
         inside: number of requests in this process.
@@ -63,9 +65,9 @@ class ServerMetrics:
             model_name: name of the model in requests.
         """
         own = CollectorRegistry()
-        self.requests = RequestRecorder(own, json_lines)
-        self.http = HttpMetrics(own)
         self.clients = ClientMetrics(own, client_names)
+        self.requests = RequestRecorder(own, json_lines, self.clients)
+        self.http = HttpMetrics(own)
         self.refusals = RefusalRecorder(own)
         self.sequences_inside = Gauge(
             PREFIX + "num_sequences_inside",
@@ -81,7 +83,11 @@ class ServerMetrics:
         processes: Collector = self._merged or own
         if is_clustered:
             processes = ClusterCollector(processes, read_stats)
-        sources = [processes, EngineCollector(read_stats, read_description)]
+        sources = [
+            processes,
+            EngineCollector(read_stats, read_description),
+            ClientLoadCollector(read_stats, client_names),
+        ]
         if not folder:
             ProcessCollector(registry=own)  # of several API processes, there is no sum of these
         self.registry = CollectorRegistry()
@@ -89,35 +95,21 @@ class ServerMetrics:
 
     def num_inside(self) -> int:
         """Return the number of requests in all API processes."""
-        return self._sum(self.inside, "num_requests_inside")
+        return int(sum(sample.value for sample in self._samples(self.inside, "num_requests_inside")))
 
     def num_sequences_inside(self) -> int:
         """Return the number of their sequences."""
-        return self._sum(self.sequences_inside, "num_sequences_inside")
+        return int(sum(sample.value for sample in self._samples(self.sequences_inside, "num_sequences_inside")))
 
-    def _sum(self, gauge: Gauge, name: str) -> int:
-        name = PREFIX + name
+    def sequences_waiting(self) -> dict[str, int]:
+        """Return the sequences of each API key, by its name, that wait for `--max-concurrency` in all API processes."""
+        samples = self._samples(self.clients.waiting, SEQUENCES_WAITING)
+        return {sample.labels["client"]: int(sample.value) for sample in samples}
+
+    def _samples(self, gauge: Gauge, name: str) -> list[Sample]:
+        """Return the samples of a gauge, with several API processes their sums."""
         source = self._merged.collect() if self._merged else gauge.collect()
-        return int(sum(sample.value for family in source if family.name == name for sample in family.samples))
-
-
-class ClientMetrics:
-    """Counts the tokens of each API key, by its name; addresses are not counted, of which there may be any number."""
-
-    def __init__(self, registry: CollectorRegistry, names: Sequence[str]) -> None:
-        prompt = Counter(
-            PREFIX + "client_prompt_tokens", "Prompt tokens, by name of the API key", ["client"], registry=registry
-        )
-        generation = Counter(
-            PREFIX + "client_generation_tokens", "Output tokens, by name of the API key", ["client"], registry=registry
-        )
-        self._counters = {name: (prompt.labels(name), generation.labels(name)) for name in names}
-
-    def count(self, name: str, num_prompt_tokens: int, num_generation_tokens: int) -> None:
-        """Count the tokens of a request that has ended; other names than those of keys are ignored."""
-        if (counters := self._counters.get(name)) is not None:
-            counters[0].inc(num_prompt_tokens)
-            counters[1].inc(num_generation_tokens)
+        return [sample for family in source if family.name == PREFIX + name for sample in family.samples]
 
 
 class HttpMetrics:

@@ -11,6 +11,7 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.errors import InvalidRequestError, QueueFullError
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.stats import ClientLoad
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.kv_cache.manager import KVCacheManager
@@ -29,7 +30,7 @@ def add(scheduler: BatchScheduler, name: str, num_prompt: int, priority: int = 0
     client = name.split("-")[0]
     token = crc32((prompt or name).encode()) % 2**31
     source = GenerationRequest(name, [token] * num_prompt, SamplingParams(), priority=priority)
-    source.client_id, source.client_weight = client, WEIGHTS.get(client, 1.0)
+    source.client_id, source.client_name, source.client_weight = client, client, WEIGHTS.get(client, 1.0)
     request = Request(source, 0, seed=0, max_total_tokens=1000, max_drafts=0)
     scheduler.add(request)
     return request
@@ -253,6 +254,38 @@ def test_limits_of_the_queue_name_what_is_full() -> None:
     with pytest.raises(QueueFullError, match=r"^2 requests of this client are running or waiting; the limit is 3$"):
         engine.add_request(request("b-2", "b", 3))
     engine.check_integrity()
+
+
+def test_loads_are_those_of_keys_with_sequences_by_name() -> None:
+    engine = make_engine(NaiveProposer(), scheduler=SchedulerConfig(max_num_seqs=3))
+
+    def add(name: str, client: str, n: int = 1, max_tokens: int = 9) -> None:
+        params = SamplingParams(n=n, max_tokens=max_tokens)
+        engine.add_request(GenerationRequest(name, [1, 2], params, client_id=f"id of {name[0]}", client_name=client))
+
+    add("a-1", "alice", n=2)
+    add("b-1", "bob", max_tokens=1)
+    add("a-2", "alice", n=3)
+    add("x-1", "")
+    assert engine.stats().clients == {"alice": ClientLoad(0, 5), "bob": ClientLoad(0, 1)}
+    engine.step()  # the request of bob ends with it
+    assert engine.stats().clients == {"alice": ClientLoad(1, 4)}, "each client runs one"
+    add("c-1", "alice")  # another key of the same name, as two nodes may have
+    assert engine.stats().clients == {"alice": ClientLoad(1, 5)}
+    while engine.has_unfinished():
+        engine.step()
+    assert engine.stats().clients == {}
+
+
+def test_a_preempted_sequence_waits_in_the_load_of_its_client() -> None:
+    scheduler = make(num_blocks=4, max_num_seqs=4)
+    for name in ("a-1", "a-2"):
+        add(scheduler, name, 7)
+    step(scheduler)
+    assert scheduler.shares.loads() == {"a": ClientLoad(2, 0)}
+    for _ in range(2):
+        step(scheduler)
+    assert scheduler.shares.loads() == {"a": ClientLoad(1, 1)}
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])

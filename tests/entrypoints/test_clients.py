@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,30 @@ def test_tokens_are_counted_by_the_name_of_the_key(tmp_path: Path) -> None:
         assert metric(server, counted % "carol") == 0
         page = server.get("/metrics").text
         assert set(re.findall(r'client="([^"]*)"', page)) == {"alice", "bob", "carol", "root"}
+
+
+def test_waiting_and_running_requests_and_their_queue_times_are_shown_by_the_name_of_the_key(tmp_path: Path) -> None:
+    flags = ("--max-concurrency", "4", "--max-client-share", "0.5", "--max-waiting-time", "-1")
+    with serve(tmp_path, *flags, step_s=0.01) as server, ThreadPoolExecutor() as pool:
+        stream = OpenStream(server, "alice", n=2)
+        waiting = pool.submit(post, server, "alice", n=2, max_tokens=1)
+        until(lambda: metric(server, 'client_num_sequences_waiting{client="alice"}') == 2, "two sequences wait")
+        until(lambda: metric(server, 'client_num_requests_running{client="alice"}') == 2, "two sequences run")
+        assert metric(server, 'client_num_requests_running{client="bob"}') == 0
+        assert metric(server, 'client_num_requests_waiting{client="alice"}') == 0
+        shown = server.get("/load", headers=bearer("root")).json()["clients"]
+        nothing = {"num_running": 0, "num_waiting": 0, "num_sequences_waiting": 0}
+        alice = {"name": "alice", "num_running": 2, "num_waiting": 0, "num_sequences_waiting": 2}
+        assert shown == [alice, *({"name": name, **nothing} for name in ("bob", "carol", "root"))]
+        assert "clients" not in server.get("/load", headers=bearer("alice")).json(), "it is for administrators"
+        abort(server, "root", abort_all=True)
+        stream.rest()
+        assert waiting.result().status_code == 200
+        until(lambda: metric(server, 'client_num_requests_running{client="alice"}') == 0, "all have ended")
+        assert metric(server, 'client_num_sequences_waiting{client="alice"}') == 0
+        assert metric(server, 'client_request_queue_time_seconds_count{client="alice"}') == 4
+        assert metric(server, 'client_request_queue_time_seconds_count{client="bob"}') == 0
+        until(lambda: server.stderr.count(", client alice, prompt ") == 4, "each choice has a line with the key's name")
 
 
 def test_refusals_are_counted_by_reason_and_logged_without_text_of_the_client(tmp_path: Path) -> None:

@@ -18,10 +18,19 @@ from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.limiter import ConcurrencyLimiter
 from tests.virtual_time import run_in_virtual_time
 
+WAITING: Counter[str] = Counter()  # sequences that wait, by name of the client
+
+
+def change_waiting(name: str, change: int) -> None:
+    WAITING[name] += change
+    assert WAITING[name] >= 0
+
 
 def make_limiter(limit: int, max_wait_s: float = -1, client_limit: int | None = None) -> ConcurrencyLimiter:
     gauges = [Gauge(name, name, registry=CollectorRegistry()) for name in ("requests", "sequences")]
-    return ConcurrencyLimiter(limit, limit if client_limit is None else client_limit, max_wait_s, *gauges)
+    WAITING.clear()
+    own_limit = limit if client_limit is None else client_limit
+    return ConcurrencyLimiter(limit, own_limit, max_wait_s, *gauges, on_wait=change_waiting)
 
 
 def client(name: str, weight: float = 1.0) -> Client:
@@ -64,6 +73,27 @@ def check_empty(limiter: ConcurrencyLimiter) -> None:
     assert (limiter.num_inside, limiter.num_sequences, limiter._held, limiter._waiting) == (0, 0, {}, {})
     assert [gauge._value.get() for gauge in limiter._gauges] == [0, 0]
     assert len(limiter._turns) == len(limiter._in_turns) == 0
+    assert not any(WAITING.values())
+
+
+def test_waiting_sequences_are_reported_by_name_until_they_are_admitted_or_give_up() -> None:
+    async def main() -> None:
+        limiter, log = make_limiter(4), list[str]()
+        start(hold(limiter, POLITE, 4, 1.0, log))
+        start(hold(limiter, GREEDY, 3, 1.0, log))
+        start(hold(limiter, GREEDY, 9, 1.0, log))  # counts at most as the limit
+        start(hold(limiter, POLITE, 1, 1.0, log, deadline_s=asyncio.get_running_loop().time() + 0.5))
+        await asyncio.sleep(0.25)
+        assert WAITING == {"greedy": 7, "polite": 1}
+        await asyncio.sleep(0.5)
+        assert WAITING == {"greedy": 7, "polite": 0}
+        await asyncio.sleep(0.5)
+        assert WAITING == {"greedy": 4, "polite": 0}
+        await asyncio.sleep(2.0)
+        assert log == ["polite:4", "polite:504", "greedy:3", "greedy:9"]
+        check_empty(limiter)
+
+    run_in_virtual_time(main())
 
 
 def test_sequences_are_counted_and_not_requests() -> None:

@@ -41,12 +41,25 @@ class ConcurrencyLimiter:
         num_sequences: their sequences.
     """
 
-    def __init__(self, limit: int, client_limit: int, max_wait_s: float, requests: Gauge, sequences: Gauge) -> None:
-        """Admit `limit` sequences in all and `client_limit` of each client; the gauges show what is inside."""
+    def __init__(
+        self,
+        limit: int,
+        client_limit: int,
+        max_wait_s: float,
+        requests: Gauge,
+        sequences: Gauge,
+        on_wait: Callable[[str, int], None],
+    ) -> None:
+        """Admit `limit` sequences in all and `client_limit` of each client; the gauges show what is inside.
+
+        Args:
+            on_wait: is called with the name of a client and how many more, or fewer, sequences of it wait.
+        """
         self._limit = limit
         self._client_limit = min(client_limit, limit)
         self._max_wait_s = math.inf if max_wait_s == -1 else max_wait_s
         self._gauges = (requests, sequences)
+        self._on_wait = on_wait
         self._held: dict[str, int] = {}  # client id -> its sequences inside, at least one
         self._waiting: dict[str, OrderedDict[_Waiter, None]] = {}  # client id -> its waiters, at least one
         self._turns: FairQueue[str] = FairQueue()  # ids of clients whose oldest waiter is within the client's limit
@@ -83,6 +96,7 @@ class ConcurrencyLimiter:
         end_s = give_up_s if deadline_s is None else min(give_up_s, deadline_s)
         waiter = _Waiter(client, count, loop.create_future())
         self._waiting.setdefault(client.id, OrderedDict())[waiter] = None
+        self._on_wait(client.name, count)
         self._take_turn(client.id)
         self._admit()
         try:
@@ -134,6 +148,7 @@ class ConcurrencyLimiter:
     def _forget(self, waiter: _Waiter) -> None:
         waiters = self._waiting[waiter.client.id]
         del waiters[waiter]
+        self._on_wait(waiter.client.name, -waiter.num_sequences)
         if not waiters:
             del self._waiting[waiter.client.id]
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fastdeploy.config.env import shown_variables
-from fastdeploy.core.stats import NodeStats
+from fastdeploy.core.stats import ClientLoad, NodeStats
 from fastdeploy.entrypoints.openai.clients import client_of
 from fastdeploy.entrypoints.openai.openapi import Endpoint
 from fastdeploy.entrypoints.openai.responses import ErrorResponse, ResponseBody
@@ -111,6 +111,21 @@ class VersionResponse(ResponseBody, kw_only=True):
     operator_library: str | None
 
 
+class ClientLoadResponse(ResponseBody, kw_only=True):
+    """Load of one API key.
+
+    Attributes:
+        name: of the key
+        num_running, num_waiting: its requests inside the engine
+        num_sequences_waiting: its sequences that wait for max_concurrency
+    """
+
+    name: str
+    num_running: int
+    num_waiting: int
+    num_sequences_waiting: int
+
+
 class LoadResponse(ResponseBody, kw_only=True):
     """Body of GET /load.
 
@@ -121,6 +136,7 @@ class LoadResponse(ResponseBody, kw_only=True):
         num_free_blocks, num_blocks: blocks of the KV cache
         num_foreign_requests: requests inside the engine whose clients are connected to other nodes
         num_leased_slots: KV blocks that this node keeps until another one has fetched them
+        clients: the load of each API key, for administrators' keys only
     """
 
     server_load: int
@@ -133,6 +149,7 @@ class LoadResponse(ResponseBody, kw_only=True):
     num_blocks: int
     num_foreign_requests: int | UnsetType = UNSET
     num_leased_slots: int | UnsetType = UNSET
+    clients: list[ClientLoadResponse] | UnsetType = UNSET
 
 
 class ConfigResponse(ResponseBody, kw_only=True):
@@ -238,7 +255,7 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Return the current numbers of requests and blocks."""
+    """Return the current numbers of requests and blocks; for an administrator's key those of each key as well."""
     server = server_of(request)
     stats = server.scheduler.stats
     num_requests = server.metrics.num_inside()
@@ -255,7 +272,23 @@ async def load(request: Request) -> Response:
     if stats.node is not None:
         body.num_foreign_requests = stats.node.num_foreign
         body.num_leased_slots = stats.node.num_leased_slots
+    if client_of(request.scope).is_admin:
+        body.clients = _client_loads(server)
     return json_response(body)
+
+
+def _client_loads(server: ApiServer) -> list[ClientLoadResponse]:
+    waiting = server.metrics.sequences_waiting()
+    loads = [(key.name, server.scheduler.stats.clients.get(key.name, ClientLoad())) for key in server.config.keys]
+    return [
+        ClientLoadResponse(
+            name=name,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_sequences_waiting=waiting.get(name, 0),
+        )
+        for name, load in loads
+    ]
 
 
 async def config_info(request: Request) -> Response:

@@ -91,6 +91,7 @@ class ApiServer:
             config.max_waiting_time,
             self.metrics.inside,
             self.metrics.sequences_inside,
+            self.metrics.clients.change_waiting,
         )
         self._buckets = {
             key.name: TokenBucket(key.tokens_per_minute / config.workers)
