@@ -233,7 +233,7 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
     problems.raise_all()
     engine = build_engine_config(values)
     gpu_notes = engine.gpu.notes(engine.device, {name: name for name in given})
-    return engine, (*notes, *gpu_notes, *engine_notes(engine), *engine.speculative.notes)
+    return engine, (*notes, *gpu_notes, *engine_notes(values), *engine.speculative.notes)
 
 
 def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:

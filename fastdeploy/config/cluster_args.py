@@ -73,9 +73,12 @@ def cluster_notes(config: ClusterConfig, values: Mapping[str, Any], shown: Mappi
         yield from file_notes(config.scheduler_password_file, PASSWORD_FILE_FLAG, "the password")
 
 
-def engine_notes(config: EngineConfig) -> tuple[str, ...]:
-    """Return notes about arguments of `LLM` that only nodes of a cluster use."""
-    return () if config.cache.kv_transfer_memory is None else (_no_effect(["kv_transfer_memory"], "splitwise"),)
+def engine_notes(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield notes about arguments of `LLM` that only servers, or nodes of a cluster, use."""
+    if "kv_transfer_memory" in given:
+        yield _no_effect(["kv_transfer_memory"], "splitwise")
+    if given.get("disable_log_stats") is False:
+        yield "disable_log_stats false has no effect: LLM logs no statistics; they are in LLM.get_metrics()"
 
 
 def keep_chunked_prefill(values: dict[str, Any], shown: Mapping[str, str]) -> Iterator[str]:

@@ -179,6 +179,9 @@ class EngineConfig:
     ] = "auto"
     override_generation_config: Annotated[Mapping[str, Any] | None, _GENERATION_OVERRIDES] = None
     hf_overrides: Annotated[Mapping[str, Any] | None, _HF_OVERRIDES] = None
+    disable_log_stats: Annotated[
+        bool, switch(help="log no line of throughput, requests and caches every 10 s while requests run")
+    ] = False
     is_clustered: bool = False
     hands_over: bool = False
     model_folder: str = ""

@@ -159,6 +159,7 @@ class EngineStats:
         num_imported_tokens: tokens whose keys and values came from other nodes.
         num_computed_prompt_tokens, num_cached_prompt_tokens, num_transferred_prompt_tokens: prompt tokens of scheduled
             choices, whose keys and values are computed, or come from the prefix cache, or from other nodes.
+        num_prefilled_tokens: prompt tokens that steps have computed so far, again after a preemption.
         histograms: those of `HISTOGRAM_BOUNDS`, by name; a missing one is empty.
         num_failed_blocks: number of blocks that did not come from other nodes as they should have, by reason.
         node: what the agent reports; None without one.
@@ -185,6 +186,7 @@ class EngineStats:
     num_computed_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
     num_transferred_prompt_tokens: int = 0
+    num_prefilled_tokens: int = 0
     num_generated_tokens: int = 0
     num_prefix_lookup_tokens: int = 0
     num_prefix_hit_tokens: int = 0

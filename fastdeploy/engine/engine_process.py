@@ -25,6 +25,7 @@ from fastdeploy.ipc.child import OWNER
 from fastdeploy.ipc.heartbeat import start_heartbeat
 from fastdeploy.kv_cache.arena_socket import arena_file, serve_arena
 from fastdeploy.metrics.logs import set_up_engine_logging
+from fastdeploy.metrics.stats_log import StatsLog
 from fastdeploy.ops.startup import prepare
 
 logger = logging.getLogger("fastdeploy.engine")
@@ -50,10 +51,17 @@ def main() -> int:
         socket.set_hwm(0)  # no limit, since a ROUTER drops messages if a queue is full
         socket.bind(args.address)
         clients = _wait_for_owner(socket)
-        return _serve(config, args, socket, clients)
+        stats_log = None if config.disable_log_stats else StatsLog(env.log_format == "json")
+        return _serve(config, args, socket, clients, stats_log)
 
 
-def _serve(config: EngineConfig, args: argparse.Namespace, socket: zmq.Socket[bytes], clients: set[bytes]) -> int:
+def _serve(
+    config: EngineConfig,
+    args: argparse.Namespace,
+    socket: zmq.Socket[bytes],
+    clients: set[bytes],
+    stats_log: StatsLog | None,
+) -> int:
     def on_progress(what: str, fraction: float) -> None:
         socket.send_multipart([OWNER, messages.encode(messages.Progress(what, fraction))])
 
@@ -81,7 +89,7 @@ def _serve(config: EngineConfig, args: argparse.Namespace, socket: zmq.Socket[by
         serve_arena(engine.transfer.arena, arena_file(args.address))
     freeze_gc()
     try:
-        EngineServer(engine, socket, clients).run()
+        EngineServer(engine, socket, clients, stats_log).run()
     except DeviceError as error:
         logger.error("the device failed: %s", error)
         return 1

@@ -25,6 +25,7 @@ from fastdeploy.ipc import messages
 from fastdeploy.ipc.child import AGENT
 from fastdeploy.ipc.outbox import Outbox
 from fastdeploy.metrics.pause_log import PauseLog
+from fastdeploy.metrics.stats_log import StatsLog
 
 STATS_INTERVAL_S = 0.5
 PENDING_POLL_MS = 2  # interval of checks whether grammars are compiled and blocks copied, while the engine is idle
@@ -71,8 +72,10 @@ class _InFlight:
 class EngineServer:
     """Serves an engine to several clients on a ROUTER socket; each client gets the deltas of its own requests."""
 
-    def __init__(self, engine: EngineLike, socket: zmq.Socket[bytes], clients: set[bytes]) -> None:
-        """Serve the `clients` that have sent `Hello`, and those that will send it later."""
+    def __init__(
+        self, engine: EngineLike, socket: zmq.Socket[bytes], clients: set[bytes], stats_log: StatsLog | None = None
+    ) -> None:
+        """Serve the `clients` that have sent `Hello`, and those that will send it later; None logs no statistics."""
         self._engine = engine
         self._socket = socket
         self._polled = [(socket, _READABLE)]
@@ -88,6 +91,7 @@ class EngineServer:
         self._outbox = Outbox(self._send)
         self._stats_sent_s = 0.0
         self._pause_log = PauseLog()
+        self._stats_log = stats_log
         self._stopping = False
 
     def run(self) -> None:
@@ -230,6 +234,8 @@ class EngineServer:
         else:
             self._in_flight[request.request_id] = _InFlight(client, len(request.open_choices), request.cache_salt)
             self._stats_sent_s = 0.0  # send stats that include it after the next step
+            if self._stats_log is not None:
+                self._stats_log.begin()
             self._emit(ended)
             self._outbox.send()  # the prefill may take long
 
@@ -275,6 +281,8 @@ class EngineServer:
 
     def _emit(self, deltas: list[TokenDelta]) -> None:
         is_urgent = has_end = False
+        if self._stats_log is not None:
+            self._stats_log.count(sum([len(delta.token_ids) for delta in deltas]))
         for delta in deltas:
             request = self._in_flight[delta.request_id]
             is_urgent |= request.num_tokens == 0
@@ -296,6 +304,8 @@ class EngineServer:
         self._stats_sent_s = time.monotonic()
         stats = replace(self._engine.stats(), resident_bytes=memory_bytes()[1])
         self._pause_log.update(stats.draft_length)
+        if self._stats_log is not None:
+            self._stats_log.update(stats)
         message = messages.Stats(stats if self._node is None else replace(stats, node=self._node))
         for client in self._clients:
             self._send(client, message)

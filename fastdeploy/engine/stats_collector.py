@@ -46,6 +46,7 @@ class StatsCollector:
             end_s: when the step ended.
         """
         self._observe("iteration_tokens_total", plan.num_scheduled_tokens)
+        self._stats.num_prefilled_tokens += _num_prompt_rows(plan)
         if self._experts is not None:
             self._observe("moe_distinct_experts", self._experts.count(plan.num_scheduled_tokens))
         for scheduled in plan.requests[len(plan.requests) - plan.num_admitted :]:
@@ -131,3 +132,14 @@ class StatsCollector:
             experts=None if self._experts is None else self._experts.stats(),
             histograms={name: Histogram(list(h.counts), h.total) for name, h in self._histograms.items()},
         )
+
+
+def _num_prompt_rows(plan: StepPlan) -> int:
+    """Return the rows of a step that compute tokens of prompts."""
+    return sum(
+        [
+            min(scheduled.num_scheduled_tokens, scheduled.request.num_prompt_tokens - scheduled.num_computed_tokens)
+            for scheduled in plan.requests
+            if scheduled.num_computed_tokens < scheduled.request.num_prompt_tokens
+        ]
+    )

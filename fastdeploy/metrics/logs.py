@@ -16,14 +16,15 @@ from pathlib import Path
 
 from fastdeploy.config.env import Env
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.metrics.stats_log import STATS_LOGGER
 
 SERVER_LOG = "api_server.log"
 ENGINE_LOG = "engine.log"
 AGENT_LOG = "agent.log"
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-TERMINAL_LEVELS = ("DEBUG", "WARNING", "ERROR", "CRITICAL")  # of the engine; other lines are in its log file only
+TERMINAL_LEVELS = ("DEBUG", "WARNING", "ERROR", "CRITICAL")  # of the engine, as its statistics; the rest is in its file
 ENGINE_OUTPUT = "engine.output"  # logger that stands for what libraries of the engine process print
-_OWN_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) [\w.]+: ")  # of TEXT_FORMAT
+_OWN_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) ([\w.]+): ")  # of TEXT_FORMAT
 _PADDLE_FORMAT = "[%(asctime)-15s] [%(levelname)8s] %(filename)s:%(lineno)s - %(message)s"  # set up by its import
 _STACKS = re.compile(r'((Current )?[Tt]hread 0x[0-9a-f]+ |  File ".*", line \d+ in )')  # as faulthandler writes them
 
@@ -114,11 +115,15 @@ def engine_line(text: str, is_json: bool, output_logger: str = ENGINE_OUTPUT) ->
     if not is_json:
         own = _OWN_LINE.match(text)
         if own is not None or not text or text[0].isspace():  # the line continues the one before it
-            return text, is_stack or (own is not None and own[1] in TERMINAL_LEVELS)
+            return text, is_stack or (own is not None and _is_shown(own[1], own[2]))
     elif (fields := _as_mapping(text)) is not None:
-        return text, fields.get("level") in TERMINAL_LEVELS
+        return text, _is_shown(fields.get("level"), fields.get("logger"))
     record = logging.makeLogRecord({"name": output_logger, "levelname": "INFO", "msg": text})
     return _make_formatter(is_json).format(record), is_stack
+
+
+def _is_shown(level: object, logger: object) -> bool:
+    return level in TERMINAL_LEVELS or logger == STATS_LOGGER
 
 
 def _make_formatter(is_json: bool) -> logging.Formatter:

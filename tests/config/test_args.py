@@ -256,13 +256,13 @@ def test_commands_of_vllm_users_run_with_a_note_per_flag_without_effect() -> Non
     args = parse_serve_args(flags.split())
     assert args.server.allowed_origins == ("http://a", "http://b", "http://c")
     assert args.server.disable_log_requests and args.server.uvicorn_log_level == "info"
+    assert args.engine.disable_log_stats and not parse_serve_args(["demo"]).engine.disable_log_stats
     assert [note.split()[0] for note in args.notes] == [
         "--swap-space",
         "--max-seq-len-to-capture",
         "--distributed-executor-backend",
         "--cpu-offload-gb",
         "--enable-auto-tool-choice",
-        "--disable-log-stats",
         "--trust-remote-code",
         "--enforce-eager",
     ]
@@ -382,7 +382,6 @@ def test_llm_arguments_of_other_engines_without_effect_are_noted() -> None:
             "model": "demo",
             "enable_logprob": True,
             "swap_space": 4,
-            "disable_log_stats": True,
             "max_seq_len_to_capture": 8192,
             "graph_optimization_config": {"use_cudagraph": True},
             "quantization": None,
@@ -394,7 +393,6 @@ def test_llm_arguments_of_other_engines_without_effect_are_noted() -> None:
     assert [note.split()[0] for note in notes] == [
         "enable_logprob",
         "swap_space",
-        "disable_log_stats",
         "max_seq_len_to_capture",
         "graph_optimization_config",
     ]

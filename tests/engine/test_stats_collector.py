@@ -73,6 +73,23 @@ def test_prompt_tokens_are_counted_by_source_when_a_choice_is_first_scheduled() 
     assert nonzero(collector, "request_prefill_kv_computed_tokens") == ({10: 1, 5: 1}, 10)
 
 
+def test_tokens_of_prompts_are_counted_when_steps_compute_them() -> None:
+    collector, a = StatsCollector(), choice("a", 100)
+    counted = []
+    for num_computed, num_rows in (
+        (16, 40),  # behind a cached prefix
+        (56, 44),  # the rest of the prompt
+        (100, 1),
+        (101, 4),  # with three drafts
+        (0, 90),  # again, after a preemption
+        (90, 13),  # ten tokens of the prompt and three of the output
+    ):
+        plan = StepPlan([ScheduledRequest(a, num_rows, num_computed, NO_DRAFT, 1)] * 2)
+        collector.count_step(plan, [RequestResult()] * 2, 1.0)
+        counted.append(collector._stats.num_prefilled_tokens // 2)
+    assert counted == [40, 84, 84, 84, 174, 184]
+
+
 def test_sources_never_exceed_the_prompt_although_resumed_tokens_may_be_cached() -> None:
     collector, a = StatsCollector(), choice("a", 10, num_cached=32, num_transferred=4)
     step(collector, 1.0, (a, 1, 1), num_admitted=1)

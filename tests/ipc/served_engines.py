@@ -21,6 +21,7 @@ from fastdeploy.engine.engine_server import EngineLike, EngineServer
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.child import agent_identity
 from fastdeploy.kv_cache.arena_socket import serve_arena
+from fastdeploy.metrics.stats_log import StatsLog
 from tests.mock_engine import MockEngine, make_engine, save_mock_model
 
 WAIT_MS = 30_000
@@ -94,14 +95,21 @@ class ServedEngine:
         arena_path: where its arena is served, if it has one.
     """
 
-    def __init__(self, engine: EngineLike, context: zmq.Context[zmq.Socket[bytes]], folder: Path, name: str) -> None:
+    def __init__(
+        self,
+        engine: EngineLike,
+        context: zmq.Context[zmq.Socket[bytes]],
+        folder: Path,
+        name: str,
+        stats_log: StatsLog | None = None,
+    ) -> None:
         self.engine, self.arena_path = engine, str(folder / f"{name}.arena")
         self._context, self._address = context, f"ipc://{folder}/{name}.socket"
         self._router = context.socket(zmq.ROUTER)
         self._router.bind(self._address)
         if engine.transfer is not None:
             serve_arena(engine.transfer.arena, self.arena_path)
-        self.server = EngineServer(engine, self._router, set())
+        self.server = EngineServer(engine, self._router, set(), stats_log)
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
         self._sockets = [self._router]

@@ -228,7 +228,8 @@ def test_one_line_per_request_on_stderr_and_in_the_log_folder(
     assert len(lines) == 1
     assert lines[0].endswith(
         "INFO fastdeploy.request: cmpl-1[0] stop, client alice, prompt 20 (16 cached), output 5, queued 250.0 ms, "
-        "prefill 500.0 ms, TTFT 750.0 ms, TPOT 500.0 ms, total 2750.0 ms, acceptance rate 0.75, mean acceptance length 2.50"
+        "prefill 500.0 ms, TTFT 750.0 ms, TPOT 500.0 ms, total 2750.0 ms, acceptance rate 0.75, "
+        "mean acceptance length 2.50"
     )
     assert (tmp_path / "logs" / "api_server.log").read_text().splitlines() == lines
 
