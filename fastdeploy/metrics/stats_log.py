@@ -95,8 +95,8 @@ class StatsLog:
 
 
 def _ratio(part: int, whole: int) -> float | None:
-    """Return part / whole; None if there is no whole."""
-    return part / whole if whole > 0 else None
+    """Return part / whole; None if there is no whole. A request that is handed over takes its counts along."""
+    return max(0, part) / whole if whole > 0 else None
 
 
 def _line(record: StatsRecord) -> str:

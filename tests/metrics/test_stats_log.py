@@ -98,6 +98,18 @@ def test_rates_are_those_since_the_line_before(caplog: pytest.LogCaptureFixture)
     ]
 
 
+@pytest.mark.parametrize(("drafted", "end"), [(50, ", acceptance rate 0.00"), (30, "")])
+def test_requests_that_were_handed_over_with_their_counts_make_no_negative_acceptance(
+    drafted: int, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    log = StatsLog(clock=clock)
+    log.begin()
+    for clock.now, counts in ((10.0, (40, 30)), (20.0, (drafted, 10))):
+        log.update(replace(BUSY, num_draft_tokens=counts[0], num_accepted_tokens=counts[1]))
+    assert caplog.messages[1].endswith("KV cache usage 37.5%" + end)
+
+
 def test_lines_are_documents_if_the_log_s_are(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     log = StatsLog(json_lines=True, clock=clock)
