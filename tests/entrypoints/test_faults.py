@@ -40,8 +40,8 @@ def choices(server: ServerProcess, folder: Path) -> list[Any]:
     """The choices of sixteen requests without a fault of their own; meanwhile, two steps lose their drafts."""
     answers = post_all(server, batch())
     assert [answer.status_code for answer in answers] == [200] * 16
-    wait_for_log(folder, ENGINE_LOG, "the proposer failed; this step has no drafts\nTraceback")
-    wait_for_log(folder, ENGINE_LOG, "the drafting model failed; this step has no drafts\nTraceback")
+    wait_for_log(folder, ENGINE_LOG, "the proposer failed; this step has no drafts\n  Traceback")
+    wait_for_log(folder, ENGINE_LOG, "the drafting model failed; this step has no drafts\n  Traceback")
     return [answer.json()["choices"] for answer in answers]
 
 
