@@ -13,12 +13,9 @@ import os
 import platform
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterable
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -41,7 +38,9 @@ from custom_ops.tools.compiler import (
     folder,
     hash_of_folders,
     install,
+    paddle_folder,
     paddle_include_flags,
+    paddle_version,
     run,
 )
 
@@ -120,16 +119,9 @@ class Library(Extension):
         return linked
 
 
-def import_paddle() -> ModuleType:
-    """Import Paddle without its warning that ccache is missing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return import_module("paddle")
-
-
 def paddle_link_flags() -> list[str]:
     """Return the link flags for libpaddle."""
-    base = Path(import_paddle().__file__).parent / "base"
+    base = paddle_folder() / "base"
     return [f"-L{base}", "-Wl,--no-as-needed", "-l:libpaddle.so", "-Wl,--as-needed"]
 
 
@@ -140,6 +132,8 @@ def compile_jobs(source: str, paddle_includes: list[str], paths: dict[str, list[
     flags = paddle_includes if path.name.startswith("paddle") else ["-fvisibility=hidden"]
     if "FD_SOURCE_HASH" in text:
         flags = [*flags, f'-DFD_SOURCE_HASH="{source_hash()}"', f'-DFD_VERSION="{VERSION}"']
+    if "FD_PADDLE_VERSION" in text:
+        flags = [*flags, f'-DFD_PADDLE_VERSION="{paddle_version()}"']
     if "FD_HAVE" in text:
         flags = [*flags, *have_flags(paths)]
     jobs = []

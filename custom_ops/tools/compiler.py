@@ -93,13 +93,23 @@ class Job:
         return "" if self.log is None else self.log.read_text()
 
 
-def paddle_include_flags() -> list[str]:
-    """Return the compile flags for Paddle's headers, which are found without importing Paddle."""
+def paddle_folder() -> Path:
+    """Return the folder of the package paddle, which is not imported."""
     found = find_spec("paddle")
     if found is None or found.origin is None:
         raise SystemExit("fastdeploy needs paddlepaddle to compile: pip install paddlepaddle")
-    include = Path(found.origin).parent / "include"
+    return Path(found.origin).parent
+
+
+def paddle_include_flags() -> list[str]:
+    """Return the compile flags for Paddle's headers."""
+    include = paddle_folder() / "include"
     return ["-isystem", str(include), "-isystem", str(include / "third_party")]
+
+
+def paddle_version() -> str:
+    """Return the version of Paddle, which `paddle.__version__` is when it runs."""
+    return str(runpy.run_path(str(paddle_folder() / "version" / "__init__.py"))["full_version"])
 
 
 def run(command: list[str], target: Path, log: Path | None = None) -> None:

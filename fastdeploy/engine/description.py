@@ -76,6 +76,7 @@ def describe_engine(
         "weights_are_mapped": model_config.packed is not None and config.load_choices != "dummy",
         "speculation": _describe_speculation(config.speculative),
         "notes": [
+            *selected_backend().notes(),
             *context_notes(config.max_model_len, context, model_config.max_context_len, memory.num_tokens),
             *weight_notes(config, model_config),
         ],

@@ -289,3 +289,7 @@ class Backend(ABC):
     @abstractmethod
     def describe(self) -> dict[str, str]:
         """Return what decides the bits of a result: `isa`, the instruction set, and `operator_library`, its build."""
+
+    def notes(self) -> list[str]:
+        """Return lines for the start of an engine about an installation that may not do what it should."""
+        return []

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong arguments of `LLM`: what a script that does not catch the error shows."""
+"""What a script with `LLM` shows: errors that it does not catch, and the note of another version of Paddle."""
 
 from __future__ import annotations
 
 import traceback
 from typing import Any
 
+import paddle
 import pytest
 
 from fastdeploy import LLM
@@ -27,3 +28,9 @@ def test_a_wrong_argument_has_no_traceback_into_the_package(
     with pytest.raises(ConfigError) as caught:
         LLM(**{"model": "demo", **arguments})
     assert len(traceback.extract_tb(caught.value.__traceback__)) > 3
+
+
+def test_another_version_of_paddle_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(paddle, "__version__", "3.9.0")
+    LLM(model="demo", max_num_seqs=1, num_gpu_blocks_override=4, max_model_len=256)
+    assert caplog.messages[-1].startswith("Paddle 3.9.0 is imported, but the operators were built with Paddle 3")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 
 import fastdeploy.ops
@@ -35,6 +36,18 @@ def test_the_library_reports_its_version_and_sources() -> None:
     assert library.library_version() == __version__
     assert re.fullmatch("[0-9a-f]{16}", library.library_hash())
     assert library.isa() in ("avx512_bf16", "avx512", "avx2", "portable")
+
+
+def test_another_version_of_paddle_than_the_one_the_library_was_built_with_is_one_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, built = registry.find_backend("cpu"), paddle.__version__
+    assert (library.paddle_version(), backend.notes()) == (built, [])
+    monkeypatch.setattr(paddle, "__version__", "3.9.0")
+    assert backend.notes() == [
+        f"Paddle 3.9.0 is imported, but the operators were built with Paddle {built}: install paddlepaddle=={built}, "
+        "or build them again"
+    ]
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

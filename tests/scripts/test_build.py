@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ def test_libraries_of_the_same_sources_have_one_hash_whichever_paths_are_built(b
         [job] = build["compile_jobs"]("custom_ops/common/version.cc", [], build["select_paths"](choice))
         hashes.add(next(flag for flag in job.command if flag.startswith("-DFD_SOURCE_HASH=")))
     assert len(hashes) == 1
+
+
+def test_an_operator_library_has_the_version_of_paddle_that_it_is_compiled_for(
+    build: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, paths = "custom_ops/cpu_ops/built_with.cc", build["select_paths"]("all")
+    [job] = build["compile_jobs"](source, [], paths)
+    assert f'-DFD_PADDLE_VERSION="{version("paddlepaddle")}"' in job.command
+    monkeypatch.setitem(build["compile_jobs"].__globals__, "paddle_version", lambda: "3.9.0")
+    [other] = build["compile_jobs"](source, [], paths)
+    assert '-DFD_PADDLE_VERSION="3.9.0"' in other.command
+    assert other.target != job.target
 
 
 def test_the_hash_of_a_library_follows_its_sources_and_no_other_file(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
@@ -137,6 +138,14 @@ class CpuBackend(Backend):
     def describe(self) -> dict[str, str]:
         """Return the instruction-set path and the version and source hash of the library."""
         return {"isa": library.isa(), "operator_library": f"{library.library_version()}+{library.library_hash()}"}
+
+    def notes(self) -> list[str]:
+        """Return a line if Paddle has another version than the one that the library was built with."""
+        built, imported = library.paddle_version(), paddle.__version__
+        if built == imported:
+            return []
+        todo = f"install paddlepaddle=={built}, or build them again"
+        return [f"Paddle {imported} is imported, but the operators were built with Paddle {built}: {todo}"]
 
 
 BACKEND = CpuBackend()

@@ -80,6 +80,13 @@ def library_version() -> str:
     return str(load_library().fd_library_version().decode())
 
 
+def paddle_version() -> str:
+    """Return the version of Paddle that the loaded library was built with."""
+    library = load_library()
+    library.fd_paddle_version.restype = ctypes.c_char_p
+    return str(library.fd_paddle_version().decode())
+
+
 def library_hash() -> str:
     """Return 16 hexadecimal digits over the sources that the loaded library was built from."""
     return check_version(load_library(), library_path())
