@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two commands name what is missing, in one line."""
+"""The scripts name what is missing, in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("bash", "cat", "cut", "dirname", "env", "find", "id", "sha256sum", "sort", "xargs")
+TOOLS = ("bash", "cat", "cut", "dirname", "env", "find", "id", "realpath", "sha256sum", "sort", "xargs")
 OLD_PYTHON = "#!/bin/sh\nexit 1\n"
 PYTHON_WITHOUT = """#!/bin/sh
 case "$2" in *{word}*) exit 1;; esac
@@ -58,9 +58,10 @@ def complaint(checkout: Path, script: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_unsupported_python_is_named(checkout: Path) -> None:
-    put(checkout, "python3", OLD_PYTHON)
-    assert complaint(checkout, "quickstart.sh") == [
+@pytest.mark.parametrize(("script", "name"), [("quickstart.sh", "python3"), ("build_wheel.sh", "python3.12")])
+def test_unsupported_python_is_named(checkout: Path, script: str, name: str) -> None:
+    put(checkout, name, OLD_PYTHON)
+    assert complaint(checkout, script) == [
         "fastdeploy: missing: Python 3.11 or 3.12 (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev)"
     ]
 
@@ -73,9 +74,10 @@ def test_unsupported_python_is_named(checkout: Path) -> None:
         ("nothing", "missing: a C++17 compiler (Debian, Ubuntu: apt-get install g++)"),
     ],
 )
-def test_missing_parts_of_a_toolchain_are_named(checkout: Path, word: str, line: str) -> None:
-    put(checkout, "python3", PYTHON_WITHOUT.format(word=word, python=sys.executable))
-    assert complaint(checkout, "quickstart.sh") == [f"fastdeploy: {line}"]
+@pytest.mark.parametrize(("script", "name"), [("quickstart.sh", "python3"), ("build_wheel.sh", "python3.11")])
+def test_missing_parts_of_a_toolchain_are_named(checkout: Path, script: str, name: str, word: str, line: str) -> None:
+    put(checkout, name, PYTHON_WITHOUT.format(word=word, python=sys.executable))
+    assert complaint(checkout, script) == [f"fastdeploy: {line.replace('python3 ', f'{name} ', 1)}"]
 
 
 def test_missing_redis_is_named_and_the_rest_goes_on(checkout: Path) -> None:
