@@ -98,6 +98,7 @@ def test_the_wheel_serves_with_speculation(environment: Path, tmp_path: Path) ->
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)  # it downloads 280 MB
 def test_the_wheel_is_installed_from_a_folder_of_wheels_and_serves_in_the_top_folder(
     wheel: Path, tmp_path: Path
 ) -> None:
