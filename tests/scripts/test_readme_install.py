@@ -49,7 +49,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (block,) = blocks("Install into an environment of your own", "bash")
     make_environment, *installs = block.splitlines()
     shell(sources, make_environment)
-    share_dependencies(folder / "home" / "fastdeploy", folder / "dependencies")
+    share_dependencies(folder / "home" / "fastdeploy-env", folder / "dependencies")
     shell(sources, "python -m pip uninstall --quiet --yes setuptools")  # the old one of Python 3.11's venv
     for install in installs:
         shell(sources, install.replace("pip install", "pip install --no-deps --no-build-isolation --no-index"))
@@ -82,7 +82,7 @@ def serving(checkout: Path, command: str) -> Iterator[str]:
 def environment(checkout: Path) -> dict[str, str]:
     """Return variables as after the activation of the environment of the README."""
     home = checkout.parent / "home"
-    folders = (home / "fastdeploy" / "bin", Path(sys.executable).parent, ENVIRONMENT["PATH"])
+    folders = (home / "fastdeploy-env" / "bin", Path(sys.executable).parent, ENVIRONMENT["PATH"])
     return {**ENVIRONMENT, "HOME": str(home), "PATH": os.pathsep.join(map(str, folders))}
 
 
@@ -117,6 +117,10 @@ def test_the_module_serves_like_the_command(checkout: Path) -> None:
     module = "python -m fastdeploy.entrypoints.openai.api_server"
     with serving(checkout, f"{module} --model demo --host 127.0.0.1 --port 0") as address:
         assert address.startswith("http://127.0.0.1:")
+
+
+def test_the_package_is_found_in_the_folder_of_the_environment_as_well(checkout: Path) -> None:
+    assert shell(checkout, "cd && python -c 'import fastdeploy; print(fastdeploy.LLM.__name__)'") == "LLM\n"
 
 
 def test_the_package_of_the_checkout_has_its_library(checkout: Path) -> None:
