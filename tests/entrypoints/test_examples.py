@@ -147,7 +147,7 @@ def test_another_client_works_with_address_key_and_model_changed(
     """Run an example in an environment that has nothing but its package."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", example.name], check=True, timeout=120)
+    subprocess.run([python, "-m", "pip", "install", "-q", example.name], check=True, timeout=400)
     output = run(example, real_server, tmp_path, str(python))
     assert example.is_printed_by(output), output
 
