@@ -57,9 +57,17 @@ struct ScatterArgs {
   int64_t out_rows;  // ids must be in 0..out_rows-1
 };
 
+// out[m, ids[i]] = x[m, i], and minus infinity in the other columns of out
+struct ScatterLogitsArgs {
+  const float* x;  // [rows, num_ids]
+  const int32_t* ids;
+  float* out;  // [rows, vocab_size]
+  int64_t rows, num_ids, vocab_size;
+};
+
 using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, GatherArgs, QuantizedGatherArgs, ScatterArgs,
-                            AttentionArgs, VirtualPaddingArgs, SampleArgs, VerifyDraftsArgs, RouteArgs, ExpertsUpArgs,
-                            ExpertsDownArgs>;
+                            ScatterLogitsArgs, AttentionArgs, VirtualPaddingArgs, SampleArgs, VerifyDraftsArgs,
+                            RouteArgs, ExpertsUpArgs, ExpertsDownArgs>;
 
 // Each launch is captured with the maximum numbers of rows and sequences of a replay.
 struct OpGraph {

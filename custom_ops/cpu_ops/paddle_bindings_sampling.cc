@@ -133,7 +133,25 @@ void verify_draft_tokens(const Tensor& target, const Tensor& int_params, const T
                                   num_seqs});
 }
 
+void scatter_logits(const Tensor& x, const Tensor& ids, Tensor& out, int64_t num_rows) {
+  constexpr const char* op = "scatter_logits";
+  const Argument source{op, "x", x}, columns{op, "ids", ids}, output{op, "out", out};
+  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
+  source.has_dtype(paddle::DataType::FLOAT32).has_capacity({num_rows, -1});
+  columns.has_dtype(paddle::DataType::INT32).has_shape({source.size(1)});
+  output.has_dtype(paddle::DataType::FLOAT32).has_capacity({num_rows, -1});
+  fd::launch(fd::ScatterLogitsArgs{source.data<float>(), columns.data<int32_t>(), output.data<float>(), num_rows,
+                                   source.size(1), output.size(1)});
+}
+
 }  // namespace
+
+PD_BUILD_OP(fd_scatter_logits)
+    .Inputs({"x", "ids", "out"})
+    .Outputs({"out_"})
+    .Attrs({"num_rows: int64_t"})
+    .SetInplaceMap({{"out", "out_"}})
+    .SetKernelFn(PD_KERNEL(scatter_logits));
 
 PD_BUILD_OP(fd_virtual_padding)
     .Inputs({"num_scheduled", "num_computed", "num_logits", "num_blocks", "block_tables", "totals", "cu_seqlens_q",

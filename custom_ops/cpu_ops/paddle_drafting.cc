@@ -38,6 +38,7 @@ struct DraftLoop {
   int32_t* num_scheduled;     // writable array of `shape`
   int32_t* num_computed;      // writable array of `shape`
   int32_t* token_ids;         // [max_rows]
+  const int32_t* target_ids;  // [vocab_sizes[0]], what ids sampled with vocab_index 0 stand for; or null
   const int32_t* num_drafts;  // [max_seqs], descending
   int32_t* drafts;            // [max_seqs, max_drafts], -1 where no token could be sampled
   const char* states;         // [num_states, row_bytes] by slot; the last is the state before the first token; or null
@@ -109,7 +110,10 @@ void sample_drafts(const DraftLoop& d, int64_t stage, int64_t pass, int64_t voca
     fd::sample(d.logits, count, vocab_size, in, {d.drafted + first, d.status + first, d.draft_is_allowed + first},
                false, false);
   }
-  for (int64_t b = 0; b < d.shape.num_seqs; ++b) d.drafts[b * d.max_drafts + pass] = d.drafted[b];
+  for (int64_t b = 0; b < d.shape.num_seqs; ++b) {
+    if (vocab_index == 0 && d.target_ids != nullptr && d.drafted[b] >= 0) d.drafted[b] = d.target_ids[d.drafted[b]];
+    d.drafts[b * d.max_drafts + pass] = d.drafted[b];
+  }
 }
 
 // Moves every row to the next position: it gets the token of the row after it, the last row gets the draft.
@@ -147,7 +151,7 @@ void fill_stage(Tensor&, int64_t loop, int64_t stage, int64_t num_seqs) {
   require(stage >= 0 && stage <= last, kOp, "stage", "the index of a stage", stage);
   index_rows(d, num_seqs);
   const int32_t num_rows = d.index.totals[0];
-  if (d.input_states != nullptr && stage == 0) gather_states(d);
+  if (d.states != nullptr && stage == 0) gather_states(d);
   if (d.input_states != nullptr && stage > 0)
     for (int32_t row = 0; row < num_rows; ++row) copy_row(d, d.input_states, row, d.output, row);
   stage < last ? fd::replay(*d.stages[stage], num_rows, num_seqs)
@@ -166,7 +170,7 @@ void draft(Tensor&, int64_t loop, int64_t num_seqs, int64_t vocab_index) {
   for (int64_t pass = 0; num_seqs > 0; ++pass) {
     require(pass < d.max_drafts, kOp, "num_drafts", "at most the drafts of the buffers", d.num_drafts[0]);
     index_rows(d, num_seqs);
-    if (d.input_states != nullptr && pass == 0) gather_states(d);
+    if (d.states != nullptr && pass == 0) gather_states(d);
     const int64_t stage = std::min(pass, last);
     fd::replay(*d.stages[stage], d.index.totals[0], num_seqs);
     sample_drafts(d, stage, pass, vocab_index);
@@ -196,7 +200,8 @@ void bind(const Tensor& num_scheduled, const Tensor& num_computed, const Tensor&
           const Tensor& block_tables, const Tensor& totals, const Tensor& cu_seqlens_q, const Tensor& cu_logits_rows,
           const Tensor& kv_lens, const Tensor& batch_id_per_row, const Tensor& positions, const Tensor& slot_mapping,
           const Tensor& logits_rows, const Tensor& token_ids, const Tensor& num_drafts, const Tensor& drafts,
-          const paddle::optional<Tensor>& states, const paddle::optional<Tensor>& input_states, const Tensor& output,
+          const paddle::optional<Tensor>& target_ids, const paddle::optional<Tensor>& states,
+          const paddle::optional<Tensor>& input_states, const Tensor& output,
           const Tensor& head_rows, const Tensor& logits, const Tensor& float_params, const Tensor& int_params,
           const Tensor& drafted, const Tensor& status, const Tensor& draft_is_allowed, Tensor& handle,
           const std::vector<int64_t>& stages, const std::vector<int64_t>& heads,
@@ -217,7 +222,7 @@ void bind(const Tensor& num_scheduled, const Tensor& num_computed, const Tensor&
           "one for every stage and vocab_size, at least one", static_cast<int64_t>(heads.size()));
   for (int64_t size : vocab_sizes)
     require(size > 0 && size <= logits.dims()[1], kOp, "vocab_sizes", "at most the logits of a row", size);
-  require(states.is_initialized() == input_states.is_initialized(), kOp, "states", "given where input_states is", 0);
+  require(!states.is_initialized() || input_states.is_initialized(), kOp, "input_states", "given where states are", 0);
   auto d = std::make_unique<DraftLoop>();
   d->stages = graphs_at(stages);
   d->heads = graphs_at(heads);
@@ -249,12 +254,18 @@ void bind(const Tensor& num_scheduled, const Tensor& num_computed, const Tensor&
   d->drafts = Argument{kOp, "drafts", drafts}.data<int32_t>();
   d->output = Argument{kOp, "output", output}.data<char>();
   d->row_bytes = output.dims()[1] * static_cast<int64_t>(phi::SizeOf(output.dtype()));
+  if (target_ids)
+    d->target_ids =
+        Argument{kOp, "target_ids", *target_ids}.has_dtype(kInt32).has_shape({vocab_sizes[0]}).data<int32_t>();
   if (states) {
-    const Argument state_rows{kOp, "states", *states}, input_rows{kOp, "input_states", *input_states};
+    const Argument state_rows{kOp, "states", *states};
     state_rows.has_dtype(output.dtype()).has_shape({-1, output.dims()[1]});
-    input_rows.has_dtype(output.dtype()).has_capacity({max_rows, output.dims()[1]});
     d->states = state_rows.data<char>();
     d->num_states = state_rows.size(0);
+  }
+  if (input_states) {
+    const Argument input_rows{kOp, "input_states", *input_states};
+    input_rows.has_dtype(output.dtype()).has_capacity({max_rows, output.dims()[1]});
     d->input_states = input_rows.data<char>();
   }
   d->max_head_rows = logits.dims()[0];
@@ -289,6 +300,7 @@ PD_BUILD_OP(fd_bind_draft_loop)
              "token_ids",
              "num_drafts",
              "drafts",
+             paddle::Optional("target_ids"),
              paddle::Optional("states"),
              paddle::Optional("input_states"),
              "output",

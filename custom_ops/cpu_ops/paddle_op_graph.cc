@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <typeinfo>
@@ -64,6 +65,16 @@ void scatter(const ScatterArgs& a) {
                 static_cast<size_t>(a.row_bytes));
 }
 
+void scatter_logits(const ScatterLogitsArgs& a) {
+  for (int64_t i = 0; i < a.num_ids; ++i)
+    require(a.ids[i] >= 0 && a.ids[i] < a.vocab_size, "scatter_logits", "ids", "columns of out", a.ids[i]);
+  for (int64_t row = 0; row < a.rows; ++row) {
+    float* out = a.out + row * a.vocab_size;
+    std::fill(out, out + a.vocab_size, -std::numeric_limits<float>::infinity());
+    for (int64_t i = 0; i < a.num_ids; ++i) out[a.ids[i]] = a.x[row * a.num_ids + i];
+  }
+}
+
 // `error` is "<field>: expected ..., got ...", or empty.
 void raise_if_invalid(const char* op, const std::string& error) {
   if (__builtin_expect(!error.empty(), 0)) PADDLE_THROW(common::errors::InvalidArgument("%s: %s", op, error.c_str()));
@@ -106,6 +117,7 @@ struct Perform {
     check(a);
     scatter(a);
   }
+  void operator()(const ScatterLogitsArgs& a) const { scatter_logits(a); }
   void operator()(const AttentionArgs& a) const {
     check(a);
     kernels().append_attention(a);

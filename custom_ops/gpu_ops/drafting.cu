@@ -40,7 +40,8 @@ struct DraftBuffers {
   int64_t* batch_int_params;        // [max_batch, kNumIntParams]
   int32_t* batch_count;             // [1], the sequences of the batch
   const int32_t* sampled;           // [max_batch]
-  int64_t num_states, row_bytes, max_rows, max_seqs, table_stride, block_positions, max_drafts, max_batch;
+  const int32_t* target_ids;        // [num_target_ids], what sampled ids stand for; or null
+  int64_t num_states, row_bytes, max_rows, max_seqs, table_stride, block_positions, max_drafts, max_batch, num_target_ids;
 
   int row_chunks() const { return static_cast<int>(row_bytes / kChunkBytes); }
   size_t chunks_of(int64_t num_rows) const { return static_cast<size_t>(num_rows * (row_bytes / kChunkBytes)); }
@@ -142,16 +143,17 @@ FD_KERNEL void begin_batch(In<Bytes16> output, In<int32_t> cu_seqlens_q, In<int3
         thread == fd::kPosition ? kv_lens.data[seq] : int_params.data[seq * fd::kNumIntParams + thread];
 }
 
-// One block: stores the tokens of a batch as the drafts of a pass; pass -1 is the one after the last that had
-// sequences.
-FD_KERNEL void end_batch(In<int32_t> sampled, In<int32_t> batch_count, int max_batch, int first, int pass,
+// One block: stores the tokens of a batch, or what they stand for, as the drafts of a pass; pass -1 is the one after the
+// last that had sequences.
+FD_KERNEL void end_batch(In<int32_t> sampled, In<int32_t> target_ids, In<int32_t> batch_count, int max_batch, int first, int pass,
                          bool is_last_batch, Out<int32_t> drafted, Out<int32_t> drafts, int max_drafts,
                          Out<int32_t> next_pass, In<int32_t> device_seqs, int num_seqs) {
   const int count = read_count(batch_count, max_batch), column = pass < 0 ? next_pass.data[0] : pass;
   sync_block();
   for (int row = static_cast<int>(thread_index()); row < count; row += static_cast<int>(block_size())) {
-    drafted.data[first + row] = sampled.data[row];
-    drafts.data[int64_t{first + row} * max_drafts + column] = sampled.data[row];
+    const int32_t id = sampled.data[row], token = target_ids.data == nullptr || id < 0 ? id : target_ids.data[id];
+    drafted.data[first + row] = token;
+    drafts.data[int64_t{first + row} * max_drafts + column] = token;
   }
   if (is_last_batch && thread_index() == 0 && read_count(device_seqs, num_seqs) > 0) next_pass.data[0] = column + 1;
 }
@@ -217,15 +219,18 @@ FD_EXPORT int fd_draft_begin_batch(const DraftBuffers* d, int64_t first, const i
       output(d->batch_int_params, rows * fd::kNumIntParams), output(d->batch_count, 1), seqs.array(), seqs.max);
 }
 
-// Stores what was sampled from a batch as drafts of a pass, -1 for the one after the last.
+// Stores what was sampled from a batch as drafts of a pass, -1 for the one after the last; with `is_mapped`, what it
+// stands for.
 FD_EXPORT int fd_draft_end_batch(const DraftBuffers* d, int64_t first, int64_t pass, int64_t is_last_batch,
-                                 const int32_t* device_seqs, int64_t num_seqs, void* stream) {
+                                 int64_t is_mapped, const int32_t* device_seqs, int64_t num_seqs, void* stream) {
   FD_REQUIRE_COUNT(num_seqs, d->max_seqs);
   FD_REQUIRE("draft", first, first >= 0 && first < num_seqs, "a sequence");
   FD_REQUIRE("draft", pass, pass >= -1 && pass < d->max_drafts, "a pass");
   const int64_t rows = std::min(d->max_batch, num_seqs - first);
   const Count seqs = count_of(device_seqs, num_seqs);
-  return launch(end_batch, {1, 1, 1}, kMaxThreads, 0, stream, input(d->sampled, rows), In<int32_t>(d->batch_count, 1),
+  return launch(end_batch, {1, 1, 1}, kMaxThreads, 0, stream, input(d->sampled, rows),
+                is_mapped == 0 ? In<int32_t>(nullptr, 0) : input(d->target_ids, d->num_target_ids),
+                In<int32_t>(d->batch_count, 1),
                 static_cast<int>(rows), static_cast<int>(first), static_cast<int>(pass), is_last_batch != 0,
                 output(d->drafted, d->max_seqs), output(d->drafts, d->max_seqs * d->max_drafts),
                 static_cast<int>(d->max_drafts), output(d->next_pass, 1), seqs.array(), seqs.max);

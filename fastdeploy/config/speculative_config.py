@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Self, get_args
 
 import msgspec
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from fastdeploy.config.flag import check_fields, choice, flags_of, integer, number, switch, text
 from fastdeploy.config.quantization import quantization_format
 from fastdeploy.core.errors import ConfigError
 
 FIELD = "speculative_config"
-MAX_MODEL_STEPS = 8
+MAX_DRAFTS = 16
 MAX_NGRAM_SIZE = 16
 _DERIVED: Any = None  # set from other fields, unless it is given
-_NumDrafts = Annotated[int, integer(1, 16, help="K, the maximum number of drafts verified per step and request")]
+_NumDrafts = Annotated[
+    int, integer(1, MAX_DRAFTS, help="K, the maximum number of drafts verified per step and request")
+]
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, tag_field="method"):
@@ -115,12 +117,23 @@ class SuffixDecodingConfig(SpeculativeConfig, frozen=True, tag="suffix"):
 
 
 class ModelBasedConfig(SpeculativeConfig, frozen=True):
-    """What methods with a drafting model have."""
+    """What methods with a drafting model have.
 
+    `extension` appends to the model's drafts. With `has_default_k`, the model's files may say the number of drafts.
+    """
+
+    num_speculative_tokens: Annotated[
+        int,
+        integer(1, MAX_DRAFTS, help="K, the maximum number of drafts (default: what the files of a head say, else 1)"),
+    ] = _DERIVED
     model: Annotated[
         str | None,
         text("a directory or a name on a hub", help="the drafting model (default of `mtp`: the target's own layer)"),
     ] = None
+    num_model_steps: Annotated[
+        int,
+        integer(1, MAX_DRAFTS, help="draft passes per step, at most K (default: K; 1 with an extension)"),
+    ] = _DERIVED
     quantization: Annotated[
         str | Mapping[str, str] | None, quantization_format(help="format of the drafting model's weights")
     ] = None
@@ -131,46 +144,95 @@ class ModelBasedConfig(SpeculativeConfig, frozen=True):
         str, text("a name", help="GGUF file of a directory or of a model on a hub (default: the only one)")
     ] = ""
     draft_tensor_parallel_size: Annotated[int | None, integer(1, help="no effect on the CPU")] = None
+    extension: NgramConfig | SuffixDecodingConfig | None = None
+    has_default_k: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_speculative_tokens is None:
+            force_setattr(self, "has_default_k", True)
+            force_setattr(self, "num_speculative_tokens", 1)
+        self._set_default("num_model_steps", self.num_speculative_tokens if self.extension is None else 1)
+        super().__post_init__()
+        self._check_at_most("num_model_steps", "num_speculative_tokens")
+
+    def with_drafts(self, count: int) -> Self:
+        """Return the configuration with this number of drafts; as many draft passes if no extension fills the rest."""
+        if self.extension is None:
+            return replace(self, num_speculative_tokens=count, num_model_steps=count, has_default_k=False)
+        extension = replace(self.extension, num_speculative_tokens=count)
+        steps = min(self.num_model_steps, count)
+        return replace(
+            self, num_speculative_tokens=count, num_model_steps=steps, extension=extension, has_default_k=False
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the user's keys and their values, with those of the extension."""
+        if self.extension is None:
+            values = super().to_mapping()
+        else:
+            values = {**self.extension.to_mapping(), **super().to_mapping()}
+            values["mtp_strategy"] = f"with_{self.extension.method}"
+        if self.has_default_k:
+            del values["num_speculative_tokens"], values["num_model_steps"]
+        return values
 
 
 class MTPConfig(ModelBasedConfig, frozen=True, tag="mtp"):
     """Multi-token prediction. If `needs_layer` is False, the extension drafts alone where there is no layer."""
 
-    num_model_steps: Annotated[
-        int,
-        integer(1, MAX_MODEL_STEPS, help="draft passes per step, at most K (default: K; 1 with an extension)"),
-    ] = _DERIVED
     mtp_hidden_state: Annotated[
         str,
         choice("normed", "raw", help="see [The state that an MTP layer reads](#the-state-that-an-mtp-layer-reads)"),
     ] = "normed"
-    extension: NgramConfig | SuffixDecodingConfig | None = None
     needs_layer: bool = True
-
-    def __post_init__(self) -> None:
-        self._set_default("num_model_steps", self.num_speculative_tokens if self.extension is None else 1)
-        super().__post_init__()
-        self._check_at_most("num_model_steps", "num_speculative_tokens")
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the user's keys and their values, with those of the extension."""
-        extension = {} if self.extension is None else self.extension.to_mapping()
-        strategy = "default" if self.extension is None else f"with_{self.extension.method}"
-        return {**extension, **super().to_mapping(), **({"mtp_strategy": strategy} if self.needs_layer else {})}
+        values = {"mtp_strategy": "default", **super().to_mapping()}
+        if not self.needs_layer:
+            del values["mtp_strategy"]
+        return values
 
 
-class DraftModelConfig(ModelBasedConfig, frozen=True, tag="draft_model"):
-    """A draft model."""
+class OtherModelConfig(ModelBasedConfig, frozen=True):
+    """What methods have whose drafting model is never a part of the target."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.model:
-            raise ConfigError(f"{FIELD}.model", "is missing; method 'draft_model' needs a draft model")
+            kind = "a draft model" if self.method == "draft_model" else "a trained head"
+            raise ConfigError(f"{FIELD}.model", f"is missing; method {self.method!r} needs {kind}")
 
 
-AnySpeculativeConfig = NaiveConfig | NgramConfig | SuffixDecodingConfig | MTPConfig | DraftModelConfig
-CONFIGS: dict[str, type[AnySpeculativeConfig]] = {
-    str(config.__struct_config__.tag): config for config in get_args(AnySpeculativeConfig)
+class DraftModelConfig(OtherModelConfig, frozen=True, tag="draft_model"):
+    """A draft model."""
+
+
+class EagleConfig(OtherModelConfig, frozen=True, tag="eagle"):
+    """A head of EAGLE or EAGLE-2, which have the same files."""
+
+
+class Eagle3Config(OtherModelConfig, frozen=True, tag="eagle3"):
+    """A head of EAGLE-3."""
+
+
+class UnknownMethodConfig(OtherModelConfig, frozen=True, tag="by_files"):
+    """A drafting model on a hub, whose files will say the method; `given` is the user's mapping."""
+
+    given: Mapping[str, Any] = {}
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the user's mapping."""
+        return dict(self.given)
+
+
+AnyOtherModel = DraftModelConfig | EagleConfig | Eagle3Config | UnknownMethodConfig
+MethodConfig = (
+    NaiveConfig | NgramConfig | SuffixDecodingConfig | MTPConfig | DraftModelConfig | EagleConfig | Eagle3Config
+)
+AnySpeculativeConfig = MethodConfig | UnknownMethodConfig
+CONFIGS: dict[str, type[MethodConfig]] = {
+    str(config.__struct_config__.tag): config for config in get_args(MethodConfig)
 }
 METHODS = tuple(CONFIGS)
 EXTENSIONS = {"default": None, "with_ngram": NgramConfig, "with_suffix": SuffixDecodingConfig}  # by mtp_strategy

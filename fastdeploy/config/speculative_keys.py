@@ -14,9 +14,11 @@ from fastdeploy.config.speculative_config import (
     FIELD,
     METHODS,
     AnySpeculativeConfig,
+    ModelBasedConfig,
     MTPConfig,
     NaiveConfig,
     SpeculativeConfig,
+    UnknownMethodConfig,
 )
 from fastdeploy.core.errors import ConfigError, ErrorCollector, did_you_mean
 
@@ -48,10 +50,13 @@ def parse_speculative_config(mapping: Mapping[str, Any] | None) -> AnySpeculativ
         with problems.collecting():
             method = _resolve_method(mapping)
     problems.raise_all()
+    if method is None:
+        model = {key: values[key] for key in ("model", "revision", "gguf_file") if key in values}
+        return UnknownMethodConfig(**model, given=dict(mapping))
     config = CONFIGS[method]
     if config is NaiveConfig:
         values["num_speculative_tokens"] = 0
-    extension = _extract_extension(values) if config is MTPConfig else {}
+    extension = _extract_extension(values, config) if issubclass(config, ModelBasedConfig) else {}
     for key in [key for key in values if key not in flags_of(config)]:
         owners = " or ".join(repr(other) for other, keys in CONFIGS.items() if key in flags_of(keys)) or "'mtp'"
         with problems.collecting():
@@ -65,12 +70,14 @@ def parse_speculative_config(mapping: Mapping[str, Any] | None) -> AnySpeculativ
     return config(**values, **extension, notes=tuple(notes))
 
 
-def _resolve_method(mapping: Mapping[str, Any]) -> str:
-    """Return the method that the mapping names or, without one, that drafts with its model."""
+def _resolve_method(mapping: Mapping[str, Any]) -> str | None:
+    """Return the method that the mapping names or, without one, that drafts with its model; None if it is on a hub."""
     given, model = mapping.get("method"), mapping.get("model")
     if given is None and not model:
         raise ConfigError(f"{FIELD}.method", f"is missing; expected one of {', '.join(METHODS)}")
     method = infer_method(model) if not given and isinstance(model, str) and model else str(given).lower()
+    if method is None:
+        return None
     method = METHOD_ALIASES.get(method, method)
     if method in PLANNED_METHODS:
         methods = ", ".join(METHODS)
@@ -107,12 +114,14 @@ def _check_key(key: str, name: str) -> None:
         raise ConfigError(f"{FIELD}.{key}", f"unknown key{hint}")
 
 
-def _extract_extension(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace `mtp_strategy` and the keys of the method that it names by fields of `MTPConfig`.
+def _extract_extension(values: dict[str, Any], method: type[ModelBasedConfig]) -> dict[str, Any]:
+    """Replace `mtp_strategy` and the keys of the method that it names by fields of `ModelBasedConfig`.
 
-    Keys of suffix decoding without `mtp_strategy` mean with_suffix, or suffix decoding alone if there is no layer.
+    For MTP, keys of suffix decoding without `mtp_strategy` mean with_suffix, or suffix decoding alone if there is no
+    layer.
     """
-    is_implied = "mtp_strategy" not in values and any(key.startswith("suffix_decoding_") for key in values)
+    has_suffix_keys = any(key.startswith("suffix_decoding_") for key in values)
+    is_implied = method is MTPConfig and "mtp_strategy" not in values and has_suffix_keys
     strategy = values.pop("mtp_strategy", "with_suffix" if is_implied else "default")
     if strategy not in EXTENSIONS:
         raise ConfigError(
@@ -124,4 +133,5 @@ def _extract_extension(values: dict[str, Any]) -> dict[str, Any]:
         return {}
     common = {key: values[key] for key in flags_of(SpeculativeConfig) if key in values}
     own = {key: values.pop(key) for key in flags_of(config) if key in values and key not in common}
-    return {"extension": config(**{"num_speculative_tokens": 1, **common, **own}), "needs_layer": not is_implied}
+    extension = {"extension": config(**{"num_speculative_tokens": 1, **common, **own})}
+    return {**extension, "needs_layer": not is_implied} if method is MTPConfig else extension

@@ -15,7 +15,7 @@ from typing import Any
 from fastdeploy.config.context_limit import ContextLimit
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.config.speculative_config import MTPConfig
+from fastdeploy.config.speculative_config import ModelBasedConfig, MTPConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.reasoning import REASONING_FORMATS
@@ -51,10 +51,9 @@ from fastdeploy.spec_decode.adaptive.step_times import DraftPasses
 from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.spec_decode.drafting.drafting_model import (
     DraftingModelConfig,
-    DraftingRunner,
+    complete_speculation,
     describe_drafting_model,
     find_drafting_model,
-    key_balances,
     load_drafting_model,
     make_drafter,
 )
@@ -122,7 +121,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     drafting_model = None if drafting is None else load_drafting_model(drafting, config, model)
     runner_config = _make_runner_config(spec)
 
-    def make_runner(memory: MemoryPlan) -> tuple[ModelRunner, DraftingRunner | None]:
+    def make_runner(memory: MemoryPlan) -> tuple[ModelRunner, Drafter | None]:
         drafter = None
         if drafting is not None and drafting_model is not None:
             drafter = make_drafter(drafting, drafting_model, model, config, memory.num_blocks, runner_config)
@@ -156,7 +155,8 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         experts=_make_expert_counter(model, model_config),
     )
     if config.is_clustered or config.hands_over:
-        description["cluster"] = _join_cluster(engine, spec, drafting, key_balances(model, drafting_model), memory)
+        balances = model.key_balance, "" if drafting_model is None else drafting_model.key_balance
+        description["cluster"] = _join_cluster(engine, spec, drafting, balances, memory)
     return log_steps(engine, logger)
 
 
@@ -186,7 +186,7 @@ def _make_expert_counter(model: CausalLM, config: ModelConfig) -> ExpertCounter 
 
 
 def _measure_step(
-    make_runner: Callable[[MemoryPlan], tuple[ModelRunner, DraftingRunner | None]],
+    make_runner: Callable[[MemoryPlan], tuple[ModelRunner, Drafter | None]],
     config: RunnerConfig,
     one: MemoryPlan,
 ) -> int:
@@ -261,7 +261,7 @@ def _read_model_files(config: EngineConfig) -> tuple[EngineSpec, DraftingModelCo
     for note in model_config.notes:
         logger.warning("%s", note)
     check_device(model_config)
-    config = _fall_back_to_suffix(config, path)
+    config = _fall_back_to_suffix(complete_speculation(config), path)
     context = config.choose_context(model_config)
     tokenizer = _load_tokenizer(config, path)
     vocab_limit = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
@@ -355,7 +355,7 @@ def _make_length_policy(
         pages.touch(0, min(num_timed, memory.num_blocks))  # page faults would count as time of the first steps
     times, passes = time_steps(runner, max_rows, num_drafts, num_tokens, clock), None
     if drafter is not None:
-        max_passes = speculative.num_model_steps if isinstance(speculative, MTPConfig) else num_drafts
+        max_passes = speculative.num_model_steps if isinstance(speculative, ModelBasedConfig) else num_drafts
         first, other = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
         passes = DraftPasses(proposer.name, max_passes, first, other)
     if pages is not None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from paddle import Tensor
 
 from fastdeploy.layers.linear import Linear
@@ -10,14 +12,21 @@ from fastdeploy.ops.attention import AttentionMetadata, KVCache, append_attentio
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
+class Projection(Protocol):
+    """What computes q | k | v."""
+
+    def __call__(self, x: Tensor, out: Tensor, num_rows: int) -> None:
+        """Write the first num_rows rows of x [capacity, hidden_size] to out [capacity, width of q | k | v]."""
+
+
 class Attention:
-    """hidden + o(attention(rotary(qkv(hidden)))); q, k and v are one linear layer."""
+    """hidden + o(attention(rotary(qkv(hidden)))); q, k and v are one projection."""
 
     __slots__ = ("attended", "heads", "num_masked_prefix", "output", "qkv", "qkv_out", "rotary", "scale")
 
     def __init__(
         self,
-        qkv: Linear,
+        qkv: Projection,
         heads: HeadLayout,
         rotary: RotaryParams,
         output: Linear,
@@ -45,17 +54,21 @@ class Attention:
         self.heads = heads
         self.scale = float(heads.head_dim) ** -0.5
 
-    def __call__(self, hidden: Tensor, metadata: AttentionMetadata, cache: KVCache) -> None:
-        """Write the keys and values of the rows to the cache and add the attention output to `hidden`.
+    def __call__(
+        self, hidden: Tensor, metadata: AttentionMetadata, cache: KVCache, inputs: Tensor | None = None
+    ) -> None:
+        """Write the keys and values of the rows to the cache, and to `hidden` the inputs plus the attention output.
 
         Args:
             hidden: [capacity, hidden_size].
             metadata: the rows and where their keys and values are in the cache.
             cache: of this layer.
+            inputs: [capacity, hidden_size]; None if they are in `hidden`.
         """
         qkv_out, attended, num_rows = self.qkv_out, self.attended, metadata.num_rows
-        self.qkv(hidden, qkv_out, num_rows)
+        inputs = hidden if inputs is None else inputs
+        self.qkv(inputs, qkv_out, num_rows)
         append_attention(
             qkv_out, cache, metadata, attended, self.heads, self.scale, self.num_masked_prefix, self.rotary
         )
-        self.output(attended, hidden, num_rows, hidden)
+        self.output(attended, hidden, num_rows, inputs)

@@ -16,6 +16,7 @@ from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.layers.rotary import rotary_table
 from fastdeploy.models.architecture import DecoderTraits
 from fastdeploy.models.attention_part import AttentionContext
+from fastdeploy.models.heads.taps import StateTaps
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weights import DecoderWeights
@@ -110,16 +111,19 @@ class CausalLM:
         self._head = LogitsHead(weights.head)
         self.shared = SharedParts(context, self._embedding, self._final_norm, self._head)
         self._states: Tensor | None = None
+        self._taps: StateTaps | None = None
         self._stored_rows = self.output
 
-    def store_hidden_states(self, states: Tensor, is_normed: bool = True) -> None:
-        """Make `forward` write the last hidden state of each row to its slot in states [num_slots, hidden_size].
+    def store_hidden_states(self, states: Tensor, is_normed: bool = True, taps: StateTaps | None = None) -> None:
+        """Make `forward` write a state of each row to its slot in states [num_slots, width].
 
         Args:
             is_normed: whether to write the state after the final norm instead of before it.
+            taps: what reads states of several layers, and makes the one that is written; None for the last one.
         """
-        self._states = states
-        self._stored_rows = self.output if is_normed else self._buffers.hidden
+        self._states, self._taps = states, taps
+        last = self.output if is_normed else self._buffers.hidden
+        self._stored_rows = last if taps is None else taps.states
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
         """Compute one step: write the keys and values of its rows and return their final hidden states.
@@ -134,8 +138,12 @@ class CausalLM:
         """
         buffers, num_rows = self._buffers, metadata.num_rows
         self._embedding(token_ids, buffers.hidden, num_rows)
-        for layer, cache in zip(self._layers, kv_caches, strict=True):
+        for index, (layer, cache) in enumerate(zip(self._layers, kv_caches, strict=True)):
+            if self._taps is not None:
+                self._taps.read(index, buffers.hidden, num_rows)
             layer(metadata, cache)
+        if self._taps is not None:
+            self._taps.read(self.num_layers, buffers.hidden, num_rows)
         self._final_norm(buffers.hidden, buffers.normed, num_rows)
         if self._states is not None:
             scatter_rows(self._stored_rows, metadata.slot_mapping, self._states, num_rows)

@@ -9,7 +9,7 @@ from fastdeploy.config.model_config import DType
 from fastdeploy.gguf.folder import find_gguf
 from fastdeploy.models.coded_source import open_safetensors
 from fastdeploy.models.gguf_source import GGUFSource
-from fastdeploy.models.weight_source import CheckpointFiles
+from fastdeploy.models.weight_source import CheckpointFiles, HeadFiles, SafetensorsSource
 
 
 def open_files(folder: Path, dtype: DType = "float32") -> CheckpointFiles:
@@ -23,3 +23,8 @@ def open_files(folder: Path, dtype: DType = "float32") -> CheckpointFiles:
     """
     gguf = find_gguf(folder)
     return open_safetensors(folder, dtype) if gguf is None else GGUFSource(folder, gguf, dtype)
+
+
+def open_head_files(folder: Path, dtype: DType = "float32") -> HeadFiles:
+    """Return the tensors of a draft head."""
+    return SafetensorsSource(folder, has_id_tables=True)

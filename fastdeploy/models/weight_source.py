@@ -26,6 +26,7 @@ from fastdeploy.ops.registry import selected_backend
 
 _READABLE_DTYPES = ("BF16", "F16", "F32", "F64", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
 CODE_DTYPES = ("I64", "I32", "I16", "I8", "U8", "F8_E4M3")  # of codes, packed or not, and of what belongs to them
+_ID_DTYPES = ("I64", "I32", "BOOL")  # of tables of token ids
 _DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 _NAMES_SHOWN = 24
 _NAME_LENGTH = 120  # characters of a name that are shown
@@ -105,6 +106,13 @@ class CheckpointFiles(StoredTensors, Protocol):
         """Give a tensor another name."""
 
 
+class HeadFiles(CheckpointFiles, Protocol):
+    """The tensors of a draft head, of which some are tables of ids."""
+
+    def stored(self, name: str) -> Tensor:
+        """Return a tensor in the dtype in which it is stored, whose values are not checked."""
+
+
 class SafetensorsSource(WithoutCodes):
     """The safetensors files of a checkpoint directory, mapped into memory.
 
@@ -115,11 +123,12 @@ class SafetensorsSource(WithoutCodes):
         directory: where the files are.
     """
 
-    def __init__(self, directory: Path, is_quantized: bool = False) -> None:
+    def __init__(self, directory: Path, is_quantized: bool = False, has_id_tables: bool = False) -> None:
         """Open every file and read its header.
 
         Args:
             is_quantized: whether config.json says that weights are stored as codes.
+            has_id_tables: whether tensors may be tables of token ids, or of whether an id is used.
 
         Raises:
             ConfigError: there is no safetensors file, a file is incomplete or damaged, tensors are quantized, or a
@@ -132,6 +141,8 @@ class SafetensorsSource(WithoutCodes):
         self._kinds: dict[str, str] = {}
         self._checked: set[str] = set()  # whose values are finite
         self._is_quantized = is_quantized
+        more = CODE_DTYPES if is_quantized else _ID_DTYPES if has_id_tables else ()
+        self._readable_dtypes = (*_READABLE_DTYPES, *more)
         self.header_formats: set[str] = set()
         self.directory = directory
         for path in find_weight_files(directory):
@@ -228,11 +239,9 @@ class SafetensorsSource(WithoutCodes):
             name, header = usual_name(stored_name), file.get_slice(stored_name)
             if is_buffer(name) or is_activation_scale(name):
                 continue
-            readable = (*_READABLE_DTYPES, *CODE_DTYPES) if self._is_quantized else _READABLE_DTYPES
-            if header.get_dtype() not in readable:
+            if (dtype := header.get_dtype()) not in self._readable_dtypes:
                 raise ConfigError(
-                    "model",
-                    f"{path}: tensor {name} is stored as {header.get_dtype()}, expected one of {readable}",
+                    "model", f"{path}: tensor {name} is stored as {dtype}, expected one of {self._readable_dtypes}"
                 )
             if name in self._shapes:
                 raise ConfigError("model", f"tensor {name} is in both {self._file_names[name]} and {path}")

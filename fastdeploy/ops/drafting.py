@@ -57,6 +57,7 @@ class DraftLoop:
         vocab_index: index into vocab_sizes for the next drafts; at first the last one.
         sampling: sampling parameters, a row per sequence; the positions are written here, lists and masks are ignored.
         stages, output, states, input_states: as given to `__init__`.
+        target_ids: the same as a tensor of int32.
         logits_rows, logits_hidden, logits: scratch for the rows whose logits are computed.
         narrow_logits: the memory of `logits` as rows of each width in vocab_sizes.
         backend_state: what the backend's kernels keep with this loop.
@@ -75,6 +76,7 @@ class DraftLoop:
         limits: InputLimits,
         states: Tensor | None = None,
         input_states: Tensor | None = None,
+        target_ids: NDArray[np.int32] | None = None,
     ) -> None:
         """Allocate the buffers that are not given.
 
@@ -85,7 +87,8 @@ class DraftLoop:
             states: [num_slots + 1, hidden], the state after the token of each slot; the last entry is the state before
                 the first token of a sequence. None for models that read tokens only.
             input_states: [max_rows, hidden], the state of the position before each row: in the first pass it comes from
-                `states`, in later ones from `output`. None if `states` is None.
+                `states`, in later ones from `output`. Without `states`, the first stage makes its own.
+            target_ids: [vocab_sizes[0]], what the ids stand for that are sampled with vocab_index 0; None: themselves.
         """
         max_seqs, hidden = batch.kv_lens.shape[0], output.shape[1]
         self.stages, self.batch, self.token_ids, self.output = tuple(stages), batch, token_ids, output
@@ -96,6 +99,7 @@ class DraftLoop:
         self.logits_rows = HostBuffer(max_logits_rows, "int32")
         self.logits_hidden: Tensor = paddle.zeros([max_logits_rows, hidden], output.dtype)
         self.vocab_sizes, self.vocab_index = tuple(vocab_sizes), len(vocab_sizes) - 1
+        self.target_ids: Tensor | None = None if target_ids is None else paddle.to_tensor(target_ids, "int32")
         self.logits: Tensor = paddle.zeros([max_logits_rows, vocab_sizes[-1]], "float32")
         flat = self.logits.reshape([-1])
         self.narrow_logits = [  # indexing would copy on some devices
@@ -149,7 +153,7 @@ def _integer_rows(count: int, dtype: str, seed: int) -> Tensor:
     return paddle.to_tensor(np.random.default_rng(seed).integers(-2, 3, (count, _SIZE)).astype("float32")).astype(dtype)
 
 
-def _example_loop(num_stages: int, has_states: bool, dtype: str, lookup: Lookup) -> DraftLoop:
+def _example_loop(num_stages: int, has_states: bool, dtype: str, lookup: Lookup, is_mapped: bool = False) -> DraftLoop:
     """Return a loop of models that multiply the embedding and, if there are states, add the input states."""
     batch, token_ids, output = BatchIndex(12, 3, 2, _BLOCK), HostBuffer(12, "int32"), paddle.zeros([12, _SIZE], dtype)
     states = 8 * _integer_rows(4 * _BLOCK + 1, dtype, 1) if has_states else None
@@ -180,6 +184,7 @@ def _example_loop(num_stages: int, has_states: bool, dtype: str, lookup: Lookup)
         limits=limits,
         states=states,
         input_states=input_states,
+        target_ids=np.arange(_FEW, dtype=np.int32)[::-1] + 7 if is_mapped else None,
     )
     loop.sampling.float_params.array[:, 0] = [0.0, 1.0, 0.0]
     batch.buffers.block_tables.array[:] = [[2, 0], [1, 3], [3, 2]]
@@ -190,8 +195,10 @@ def _example_loop(num_stages: int, has_states: bool, dtype: str, lookup: Lookup)
     return loop
 
 
-def _draft_example(num_stages: int, has_states: bool, vocab_index: int, dtype: str, lookup: Lookup) -> Sequence[Tensor]:
-    loop = _example_loop(num_stages, has_states, dtype, lookup)
+def _draft_example(
+    num_stages: int, has_states: bool, vocab_index: int, is_mapped: bool, dtype: str, lookup: Lookup
+) -> Sequence[Tensor]:
+    loop = _example_loop(num_stages, has_states, dtype, lookup, is_mapped)
     loop.vocab_index = vocab_index
     loop.num_drafts.array[:] = [4, 2, 1]
     lookup("draft")(loop, 3)
@@ -224,7 +231,15 @@ _DRAFT = register(
         reference.draft,
         examples=[
             example
-            for args in ((1, False, 1), (1, True, 1), (2, True, 1), (4, True, 1), (2, True, 0))
+            for args in (
+                (1, False, 1, False),
+                (1, True, 1, False),
+                (2, True, 1, False),
+                (4, True, 1, False),
+                (2, True, 0, False),
+                (2, True, 0, True),
+                (1, True, 1, True),
+            )
             for example in _in_both_dtypes(_draft_example, *args)
         ],
     )

@@ -22,13 +22,10 @@ def fill_stage(loop: DraftLoop, stage: int, num_seqs: int) -> None:
     """As `fastdeploy.ops.drafting.DraftLoop.fill_stage`; every stage computes its whole output."""
     metadata = loop.batch.compute(num_seqs)
     num_rows = metadata.num_rows
-    if loop.input_states is not None and loop.states is not None:
-        before = (
-            paddle.gather(loop.states, paddle.to_tensor(_slots_before(loop, num_rows)))
-            if stage == 0
-            else loop.output[:num_rows]
-        )
-        loop.input_states[:num_rows] = before
+    if loop.input_states is not None and stage:
+        loop.input_states[:num_rows] = loop.output[:num_rows]
+    elif loop.input_states is not None and loop.states is not None:
+        loop.input_states[:num_rows] = paddle.gather(loop.states, paddle.to_tensor(_slots_before(loop, num_rows)))
     loop.stages[stage].compute(metadata)
 
 
@@ -84,4 +81,7 @@ def _sample_drafts(loop: DraftLoop, stage: DraftStage, num_seqs: int, index: int
     last_rows = paddle.to_tensor(batch.cu_seqlens_q.array[1 : num_seqs + 1] - 1)
     stage.compute_logits(paddle.gather(loop.output, last_rows), num_seqs, logits)
     sample(logits, sampling, num_seqs)
+    if loop.vocab_index == 0 and loop.target_ids is not None:
+        drafted = sampling.token_ids.array[:num_seqs]
+        drafted[:] = np.where(drafted < 0, drafted, loop.target_ids.numpy()[drafted])
     loop.drafts.array[:num_seqs, index] = sampling.token_ids.array[:num_seqs]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
@@ -30,3 +31,12 @@ class DraftModelRunner(Drafter):
 
         stage = DraftStage(compute, model.compute_logits)
         super().__init__(buffers.loop([stage], model.output, kv_caches[0]), kv_caches, num_blocks, config)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the model is, and the bytes of its weights."""
+        config = self.model.config
+        return {
+            "architecture": config.architecture,
+            "dtype": config.dtype,
+            "weights_bytes": self.model.num_weight_bytes,
+        }

@@ -10,14 +10,40 @@ rejected; the output does not change.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
-from fastdeploy.core.request import TokenArray
+from fastdeploy.core.request import Request, TokenArray
 
 MIN_VOCAB_SIZE = 4096  # smaller heads cost little
 DECAY = 0.999  # of the counts, per token
 MAX_MISSED_FRACTION = 1 / 32  # of the tokens
+
+
+class Vocabulary(Protocol):
+    """Chooses the size of the vocabulary from which drafts are sampled."""
+
+    def observe(self, token_ids: TokenArray | memoryview) -> None:
+        """Count tokens that were drafted from or filled."""
+
+    def best_index(self, requests: Sequence[Request]) -> int:
+        """Return the index of the size from which these requests get drafts."""
+
+
+class MappedVocabulary:
+    """The two ways of sampling with a head that drafts some ids only.
+
+    The most probable id is found among the head's own (index 0) and then replaced by the target's. Noise belongs to the
+    target's ids, so that for random sampling the logits are written to their places among those (index 1).
+    """
+
+    def observe(self, token_ids: TokenArray | memoryview) -> None:
+        """Do nothing."""
+
+    def best_index(self, requests: Sequence[Request]) -> int:
+        """Return 0 if no request samples at random."""
+        return int(not all(request.params.is_greedy for request in requests))
 
 
 class DraftVocabulary:
@@ -40,8 +66,8 @@ class DraftVocabulary:
             self._counts *= DECAY ** len(token_ids)
             self._counts += np.bincount(buckets, minlength=len(self._counts))
 
-    def best_index(self) -> int:
-        """Return the index in `vocab_sizes` of the size to sample from."""
+    def best_index(self, requests: Sequence[Request]) -> int:
+        """Return the index in `vocab_sizes` of the smallest size that covers the text of all requests."""
         if not len(self._bounds):
             return 0
         missed = self._counts.sum() - self._counts.cumsum()

@@ -23,10 +23,14 @@ them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy.core.request import NO_DRAFT, Request
@@ -37,10 +41,11 @@ from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.registry import selected_backend
-from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary
+from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary, Vocabulary
 from fastdeploy.worker.model_runner import LOGITS_BYTES, RunnerConfig
 from fastdeploy.worker.sampling_metadata import SamplingMetadata
 
+MAX_ROWS_OF_FIRST_PASS = 32  # per request; filling alone takes a third of the arithmetic, but reads its weights again
 MAX_BACKLOG = 1024  # rows; a drafting model of 1/16 of the target computes them in the time of 64 rows of the target
 
 
@@ -52,6 +57,11 @@ class DraftBuffers:
         self.batch = BatchIndex(config.max_rows, config.max_seqs, config.max_blocks_per_seq, config.block_size)
         self.token_ids = HostBuffer(config.max_rows, "int32")
 
+    @property
+    def max_logits_rows(self) -> int:
+        """Return how many rows of logits are computed at once."""
+        return min(self._config.max_seqs, max(LOGITS_BYTES // (4 * self._config.vocab_size), 1))
+
     def loop(
         self,
         stages: Sequence[DraftStage],
@@ -60,12 +70,14 @@ class DraftBuffers:
         states: Tensor | None = None,
         input_states: Tensor | None = None,
         vocab_sizes: Sequence[int] = (),
+        target_ids: NDArray[np.int32] | None = None,
     ) -> DraftLoop:
         """Return a DraftLoop over these buffers.
 
         Args:
             kv_cache: one of the stages' caches, which have equal numbers of blocks.
             vocab_sizes: of DraftLoop; without them, drafts are sampled from all ids.
+            target_ids: of DraftLoop.
         """
         config = self._config
         return DraftLoop(
@@ -75,10 +87,11 @@ class DraftBuffers:
             output,
             vocab_sizes=vocab_sizes or [config.vocab_size],
             max_drafts=config.max_drafts,
-            max_logits_rows=min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1)),
+            max_logits_rows=self.max_logits_rows,
             limits=config.limits_of(kv_cache),
             states=states,
             input_states=input_states,
+            target_ids=target_ids,
         )
 
 
@@ -104,7 +117,7 @@ class CacheFillState:
     num_full_blocks: list[int]
 
 
-class Drafter:
+class Drafter(ABC):
     """Runs a drafting model for many requests together.
 
     Attributes:
@@ -121,6 +134,7 @@ class Drafter:
         num_blocks: int,
         config: RunnerConfig,
         max_rows_of_first_pass: int | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         """Start with empty caches.
 
@@ -131,18 +145,23 @@ class Drafter:
             config: sizes of the drafting model.
             max_rows_of_first_pass: if more rows per request are missing on average, they are filled by separate calls
                 before the first draft pass; None: only if they exceed the capacity of the pass.
+            vocabulary: chooses among `loop.vocab_sizes`; None: by the ids of recent tokens.
         """
         self.config, self.loop, self.kv_caches = config, loop, kv_caches
         self._num_blocks, self.num_stages = num_blocks, len(loop.stages)
         self._max_rows_of_first_pass = max_rows_of_first_pass
         self._num_filled = [[0] * num_blocks for _ in loop.stages]  # by stage and block: number of leading filled slots
         self._fill_states: WeakKeyDictionary[Request, CacheFillState] = WeakKeyDictionary()
-        self._vocabulary = DraftVocabulary(loop.vocab_sizes)
+        self._vocabulary = vocabulary or DraftVocabulary(loop.vocab_sizes)
         self._sampling_metadata = SamplingMetadata(loop.sampling, config.eos_token_ids, config.vocab_limit)
         self._synced_tables: list[list[int] | None] = [None] * config.max_seqs  # by index in the batch
         self._num_synced_blocks = [0] * config.max_seqs
         self._backlogged: list[tuple[Request, int]] = []  # to be filled after this step, up to which position
         self._knows_step = True  # False if it was reset in this step
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return what the model is, and the bytes that it adds to the target's, without its key/value caches."""
 
     def begin_step(self, plan: StepPlan) -> bool:
         """Mark the blocks that the target's step starts to write as empty; return whether `end_step` has work to do.
@@ -211,7 +230,7 @@ class Drafter:
             return drafts
         spans = self._spans_of_first_pass([requests[i] for i in order], [counts[i] for i in order])
         self._pack(spans)
-        self.loop.vocab_index = self._vocabulary.best_index()
+        self.loop.vocab_index = self._vocabulary.best_index([requests[i] for i in order])
         for index, i in enumerate(order):
             self.loop.num_drafts.memory[index] = counts[i]
         self.loop.draft(len(order))

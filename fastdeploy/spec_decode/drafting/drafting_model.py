@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds, checks and loads the drafting model: the draft model, or the layers of multi-token prediction (MTP)."""
+"""Finds, checks and loads the drafting model: a draft model, layers for multi-token prediction (MTP), or a head."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy.config.context_limit import ContextLimit
-from fastdeploy.config.drafting_checkpoint import infer_method_of
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.head_config import HEAD_METHODS, HeadConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
-from fastdeploy.config.speculative_config import ModelBasedConfig, MTPConfig
+from fastdeploy.config.speculation_by_files import complete_by_files
+from fastdeploy.config.speculative_config import AnyOtherModel, ModelBasedConfig, MTPConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.decoder import CausalLM
+from fastdeploy.models.heads.load_eagle import find_head, load_eagle_head
 from fastdeploy.models.loader import check_tensors, load_model
-from fastdeploy.models.mtp import MTPLayer, check_mtp_layers, load_mtp_layers
+from fastdeploy.models.mtp import check_mtp_layers, load_mtp_layers
 from fastdeploy.models.registry import check_device, find_architecture
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.ops.registry import selected_backend
-from fastdeploy.spec_decode.drafting.draft_model_runner import DraftModelRunner
-from fastdeploy.spec_decode.drafting.mtp_runner import MTPRunner
+from fastdeploy.spec_decode.drafting.drafter import Drafter
+from fastdeploy.spec_decode.drafting.loaded_models import (
+    DraftingModel,
+    LoadedDraftModel,
+    LoadedEagleHead,
+    LoadedMTPLayers,
+)
 from fastdeploy.worker.model_runner import RunnerConfig
 
 logger = logging.getLogger("fastdeploy.engine")
@@ -35,20 +42,19 @@ logger = logging.getLogger("fastdeploy.engine")
 SECTION = "speculative_config"
 KEYS_IN_SECTION = ("model", "revision", "gguf_file", "quantization")
 
-DraftingModel = CausalLM | list[MTPLayer]
-DraftingRunner = MTPRunner | DraftModelRunner
-
 
 @dataclass(frozen=True)
 class DraftingModelConfig:
     """A drafting model that was found and checked, but not loaded.
 
     Attributes:
-        method: `mtp` or `draft_model`.
-        config: of the draft model; for MTP layers, of the target.
+        method: the method of speculation that drafts with it.
+        config: sizes of its decoder layers; for MTP layers, of the target.
         path: folder of the checkpoint; None if the MTP layers are in the target's checkpoint.
         num_layers: number of layers, each of which has a KV cache.
-        state_bytes: bytes per token of the target's states, which MTP layers read.
+        state_bytes: bytes per token of the target's states that it reads.
+        context: the longest context in which it drafts.
+        head: what is known of a trained head; None for other drafting models.
     """
 
     method: str
@@ -57,6 +63,8 @@ class DraftingModelConfig:
     num_layers: int
     state_bytes: int
     block_size: int
+    context: ContextLimit
+    head: HeadConfig | None = None
 
     @property
     def cache_bytes(self) -> int:
@@ -66,15 +74,27 @@ class DraftingModelConfig:
         return self.num_layers * layer_bytes * self.block_size
 
     @property
-    def context(self) -> ContextLimit:
-        """Return the longest context in which the model drafts."""
-        context = self.config.default_context
-        return ContextLimit(context.num_tokens, "the draft model") if self.method == "draft_model" else context
-
-    @property
     def block_bytes(self) -> int:
         """Return the bytes of one block over all layers, with the states of its tokens."""
         return self.cache_bytes + self.state_bytes * self.block_size
+
+
+def complete_speculation(config: EngineConfig) -> EngineConfig:
+    """Return the configuration with what the files of a drafting model say of the method and the number of drafts.
+
+    Raises:
+        ConfigError: there is no such model, or its files are for another method than the one that was given.
+    """
+    speculative = config.speculative
+    if not isinstance(speculative, AnyOtherModel):
+        return config
+    with _prefix_errors_with_key():
+        path = find_checkpoint(speculative)
+        assert path is not None, "the model is not a part of the target"
+        completed = complete_by_files(speculative, Path(path))
+    if completed.num_speculative_tokens != speculative.num_speculative_tokens:
+        logger.info("%s: %d drafts, as its files say", path, completed.num_speculative_tokens)
+    return replace(config, speculative=completed)
 
 
 def find_drafting_model(
@@ -88,18 +108,21 @@ def find_drafting_model(
     Raises:
         ConfigError: the model does not exist or cannot draft for the target; names the key.
     """
-    speculative = config.speculative
+    speculative, context, block_size = config.speculative, target.default_context, config.cache.block_size
     if not isinstance(speculative, ModelBasedConfig):
         return None
     with _prefix_errors_with_key():
-        path = _find_checkpoint(speculative)
+        path = find_checkpoint(speculative)
         if isinstance(speculative, MTPConfig):
             num_layers = _num_layers_used(config, speculative, path, target)
-            return DraftingModelConfig("mtp", target, path, num_layers, target.state_bytes, config.cache.block_size)
-        assert path is not None, "a draft model has a checkpoint"
-        method = infer_method_of(Path(path))
-        if method != "draft_model":
-            raise ConfigError("model", f"{speculative.model} is not a draft model but a model for method {method!r}")
+            return DraftingModelConfig("mtp", target, path, num_layers, target.state_bytes, block_size, context)
+        assert path is not None, "other drafting models have a checkpoint"
+        if speculative.method in HEAD_METHODS:
+            head = find_head(path, speculative.method, target)
+            model = head.model
+            return DraftingModelConfig(
+                head.method, model, path, model.num_layers, model.state_bytes, block_size, context, head
+            )
         draft = ModelConfig.from_pretrained(
             path, dtype=config.dtype, generation_config="none", kv_cache_dtype=config.cache.dtype
         )
@@ -111,10 +134,11 @@ def find_drafting_model(
             _check_context(draft, config.max_model_len)
         _check_vocabulary(draft, target, tokenizer, vocab_limit)
         check_tensors(draft, config.load_choices)
-    return DraftingModelConfig("draft_model", draft, path, draft.num_layers, 0, config.cache.block_size)
+    context = ContextLimit(draft.default_context.num_tokens, "the draft model")
+    return DraftingModelConfig("draft_model", draft, path, draft.num_layers, 0, block_size, context)
 
 
-def _find_checkpoint(speculative: ModelBasedConfig) -> str | None:
+def find_checkpoint(speculative: ModelBasedConfig) -> str | None:
     """Return the directory of the drafting model; None if it is a part of the target."""
     if speculative.model is None:
         return None
@@ -131,23 +155,21 @@ def load_drafting_model(drafting: DraftingModelConfig, config: EngineConfig, tar
         quantization = _quantization_of(drafting, config)
     if drafting.method == "mtp":
         assert isinstance(config.speculative, MTPConfig)
-        state = config.speculative.mtp_hidden_state
-        return load_mtp_layers(target, drafting.path, config.load_choices, quantization, drafting.num_layers, state)
+        state, num_layers = config.speculative.mtp_hidden_state, drafting.num_layers
+        return LoadedMTPLayers(
+            load_mtp_layers(target, drafting.path, config.load_choices, quantization, num_layers, state)
+        )
     with _prefix_errors_with_key():
-        return load_model(
+        if drafting.head is not None:
+            return LoadedEagleHead(load_eagle_head(drafting.head, target, quantization, config.load_choices))
+        model = load_model(
             drafting.config,
             max_rows=target.max_rows,
             max_model_len=target.max_model_len,
             load_choices=config.load_choices,
             quantization=quantization,
         )
-
-
-def key_balances(target: CausalLM, drafting: DraftingModel | None) -> tuple[str, str]:
-    """Return digests of what the keys of the target and of the drafting model are divided by; empty for none."""
-    if isinstance(drafting, list):
-        return target.key_balance, " ".join(layer.key_balance for layer in drafting).strip()
-    return target.key_balance, "" if drafting is None else drafting.key_balance
+    return LoadedDraftModel(model)
 
 
 def make_drafter(
@@ -157,14 +179,10 @@ def make_drafter(
     config: EngineConfig,
     num_blocks: int,
     runner_config: RunnerConfig,
-) -> DraftingRunner:
+) -> Drafter:
     """Allocate the model's KV caches, the target's blocks and one scratch block per sequence, and make its runner."""
-    draft = drafting.config
     caches = _allocate(drafting, num_blocks + config.scheduler.max_num_seqs)
-    if isinstance(model, list):
-        return MTPRunner(model, target, caches, num_blocks, runner_config)
-    sizes = replace(runner_config, hidden_size=draft.hidden_size, vocab_size=draft.vocab_size, dtype=draft.dtype)
-    return DraftModelRunner(model, caches, num_blocks, sizes)
+    return model.make_runner(target, caches, num_blocks, runner_config)
 
 
 def _quantization_of(drafting: DraftingModelConfig, config: EngineConfig) -> QuantizationConfig:
@@ -178,31 +196,21 @@ def _quantization_of(drafting: DraftingModelConfig, config: EngineConfig) -> Qua
         return formats.for_model(model.has_experts)
     if drafting.method == "mtp":
         return model.weight_formats(config.quantization).for_mtp_layers(model.dtype)
+    if drafting.head is not None:
+        return config.quantization.for_draft_model().for_mtp_layers(model.dtype)
     return UNQUANTIZED if model.quantization.is_given else config.quantization.for_draft_model()
 
 
 def describe_drafting_model(
-    drafting: DraftingModelConfig | None,
-    runner: DraftingRunner | None,
-    config: EngineConfig,
-    num_blocks: int,
+    drafting: DraftingModelConfig | None, runner: Drafter | None, config: EngineConfig, num_blocks: int
 ) -> dict[str, Any]:
-    """Describe the drafting model and its memory under the key `draft_model` or `mtp`; {} if there is none."""
-    if drafting is None or not isinstance(config.speculative, ModelBasedConfig):
+    """Describe the drafting model and its memory under the key `draft_model`, `mtp` or `head`; {} if there is none."""
+    if drafting is None or runner is None or not isinstance(config.speculative, ModelBasedConfig):
         return {}
     cache_bytes = drafting.cache_bytes * (num_blocks + config.scheduler.max_num_seqs)
-    if isinstance(runner, DraftModelRunner):
-        return {
-            "draft_model": {
-                "model": config.speculative.model,
-                "architecture": drafting.config.architecture,
-                "dtype": drafting.config.dtype,
-                "weights_bytes": runner.model.num_weight_bytes,
-                "kv_cache_bytes": cache_bytes,
-            }
-        }
-    assert isinstance(runner, MTPRunner)
-    return {"mtp": {**runner.describe(), "kv_cache_bytes": cache_bytes}}
+    model = {} if drafting.method == "mtp" else {"model": config.speculative.model}
+    name = "head" if drafting.head is not None else drafting.method
+    return {name: {**model, **runner.describe(), "kv_cache_bytes": cache_bytes}}
 
 
 def _num_layers_used(config: EngineConfig, speculative: MTPConfig, path: str | None, target: ModelConfig) -> int:

@@ -24,10 +24,8 @@ from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.draft_vocabulary import draft_vocab_sizes
-from fastdeploy.spec_decode.drafting.drafter import DraftBuffers, Drafter
+from fastdeploy.spec_decode.drafting.drafter import MAX_ROWS_OF_FIRST_PASS, DraftBuffers, Drafter
 from fastdeploy.worker.model_runner import RunnerConfig
-
-MAX_ROWS_OF_FIRST_PASS = 32  # per request; filling alone takes a third of the arithmetic, but reads its weights again
 
 
 class MTPRunner(Drafter):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-token prediction together with n-gram or suffix matching."""
+"""A drafting model together with n-gram or suffix matching."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from fastdeploy.core.request import Draft, DraftQuota, Request
 from fastdeploy.core.stats import SuffixCacheStats
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.match_proposer import MatchProposer
-from fastdeploy.spec_decode.proposers.mtp import MTPProposer
+from fastdeploy.spec_decode.proposers.model_proposer import ModelProposer
 
-DEFAULT_MIN_MATCH_LEN = 4  # tokens of a match that replaces the layer's drafts, if the quota has no minimum
+DEFAULT_MIN_MATCH_LEN = 4  # tokens of a match that replaces the model's drafts, if the quota has no minimum
 
 
 class HybridProposer(Proposer):
-    """Drafts with an MTP layer and appends what followed an earlier match of the context and these drafts.
+    """Drafts with a model and appends what followed an earlier match of the context and these drafts.
 
     If a match of the context alone is at least `DraftQuota.min_match_len` tokens long and fills the quota, it replaces
-    the layer's drafts, which saves the draft passes.
+    the model's drafts, which saves the draft passes.
     """
 
-    name = "mtp"
-
-    def __init__(self, layer: MTPProposer, matcher: MatchProposer) -> None:
-        self._layer = layer
+    def __init__(self, model: ModelProposer, matcher: MatchProposer) -> None:
+        self.name, self._model = model.name, model
         self._matcher = matcher
 
     def start(self, request: Request) -> None:
-        """Start the request in the matcher; the layer has no state per request."""
+        """Start the request in the matcher; the model has no state per request."""
         self._matcher.start(request)
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
-        """Match the tokens of every request, then run the layer for those whose match does not fill the quota."""
+        """Match the tokens of every request, then run the model for those whose match does not fill the quota."""
         match_quotas = [quota._replace(min_match_len=quota.min_match_len or DEFAULT_MIN_MATCH_LEN) for quota in quotas]
         drafts = self._matcher.propose(requests, match_quotas)
         unfilled = [
@@ -41,8 +39,8 @@ class HybridProposer(Proposer):
             if len(draft) < quota.max_drafts and quota.max_draft_passes > 0
         ]
         if unfilled:
-            layer_drafts = self._draft_and_extend([requests[i] for i in unfilled], [quotas[i] for i in unfilled])
-            for i, draft in zip(unfilled, layer_drafts):
+            model_drafts = self._draft_and_extend([requests[i] for i in unfilled], [quotas[i] for i in unfilled])
+            for i, draft in zip(unfilled, model_drafts):
                 drafts[i] = draft
         return drafts
 
@@ -59,8 +57,8 @@ class HybridProposer(Proposer):
         self._matcher.check_integrity(requests)
 
     def _draft_and_extend(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
-        """Run the layer, and fill the rest of each quota with matches of the context and the layer's drafts."""
-        drafts = self._layer.propose(requests, quotas)
+        """Run the model, and fill the rest of each quota with matches of the context and the model's drafts."""
+        drafts = self._model.propose(requests, quotas)
         room = [quota.max_drafts - len(draft) for draft, quota in zip(drafts, quotas)]
         if not any(room):
             return drafts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of proposers with a drafting model."""
+"""Speculation with a drafting model: a draft model, layers for multi-token prediction, or a trained head."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from fastdeploy.spec_decode.proposers.base import DraftRunner, Proposer
 
 
 class ModelProposer(Proposer):
-    """Drafts with a drafting model.
+    """Drafts with one draft pass per token.
 
     It has no state per request: the model's keys and values are in its KV cache, under the block ids of the request.
     """
 
-    def __init__(self, runner: DraftRunner, max_draft_passes: int) -> None:
+    def __init__(self, name: str, runner: DraftRunner, max_draft_passes: int) -> None:
+        """Store the model's runner.
+
+        Args:
+            name: the source of its drafts: the method.
+            runner: of the model.
+            max_draft_passes: most draft passes of a step.
+        """
+        self.name = name
         self._runner = runner
         self._max_draft_passes = max_draft_passes
 

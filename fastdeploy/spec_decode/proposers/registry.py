@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy.config.speculative_config import (
-    DraftModelConfig,
-    MTPConfig,
+    ModelBasedConfig,
     NaiveConfig,
     NgramConfig,
     SpeculativeConfig,
@@ -49,23 +48,17 @@ def _suffix(config: SuffixDecodingConfig, runner: DraftRunner | None) -> SuffixP
     )
 
 
-def _mtp(config: MTPConfig, runner: DraftRunner | None) -> Proposer:
-    from fastdeploy.spec_decode.proposers.mtp import MTPProposer
+def _model(config: ModelBasedConfig, runner: DraftRunner | None) -> Proposer:
+    from fastdeploy.spec_decode.proposers.model_proposer import ModelProposer
 
-    layer = MTPProposer(_required(runner, config), config.num_model_steps)
+    model = ModelProposer(config.method, _required(runner, config), config.num_model_steps)
     if config.extension is None:
-        return layer
+        return model
     from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
 
     extension = config.extension
     matcher = _ngram(extension, None) if isinstance(extension, NgramConfig) else _suffix(extension, None)
-    return HybridProposer(layer, matcher)
-
-
-def _draft_model(config: DraftModelConfig, runner: DraftRunner | None) -> Proposer:
-    from fastdeploy.spec_decode.proposers.draft_model import DraftModelProposer
-
-    return DraftModelProposer(_required(runner, config), config.num_speculative_tokens)
+    return HybridProposer(model, matcher)
 
 
 def _required(runner: DraftRunner | None, config: SpeculativeConfig) -> DraftRunner:
@@ -79,8 +72,7 @@ PROPOSERS: dict[str, ProposerFactory] = {
     "naive": _naive,
     "ngram": _ngram,
     "suffix": _suffix,
-    "mtp": _mtp,
-    "draft_model": _draft_model,
+    **dict.fromkeys(("mtp", "draft_model", "eagle", "eagle3"), _model),
 }
 
 

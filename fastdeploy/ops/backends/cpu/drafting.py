@@ -75,6 +75,7 @@ def _bind(loop: DraftLoop, stages: list[int], heads: list[int]) -> int:
         loop.token_ids.tensor,
         loop.num_drafts.tensor,
         loop.drafts.tensor,
+        loop.target_ids,
         loop.states,
         loop.input_states,
         loop.output,

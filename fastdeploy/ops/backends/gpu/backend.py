@@ -26,6 +26,7 @@ from fastdeploy.ops.backends.gpu import (
     embedding,
     gather,
     linear,
+    logits,
     logprobs,
     norm,
     peaks,
@@ -41,7 +42,7 @@ from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
 from fastdeploy.ops.registry import is_exact
 
 ROW_MULTIPLE = 8  # elements of bfloat16 in the 16 bytes that a kernel reads at once
-_FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, logprobs, norm, sampling, verify)
+_FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, logits, logprobs, norm, sampling, verify)
 _KERNELS: dict[str, Callable[..., Any]] = {
     name: kernel for family in _FAMILIES for name, kernel in family.KERNELS.items()
 }

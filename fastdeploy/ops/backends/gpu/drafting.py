@@ -60,8 +60,10 @@ class _Buffers(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("kv_lens", "batch_id_per_row", "positions", "float_params")),
         *((name, ctypes.c_void_p) for name in ("int_params", "drafted", "drafts", "next_pass", "batch_rows")),
         *((name, ctypes.c_void_p) for name in ("batch_float_params", "batch_int_params", "batch_count", "sampled")),
+        ("target_ids", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_states", "row_bytes", "max_rows", "max_seqs")),
         *((name, ctypes.c_int64) for name in ("table_stride", "block_positions", "max_drafts", "max_batch")),
+        ("num_target_ids", ctypes.c_int64),
     ]
 
 
@@ -115,7 +117,7 @@ class DraftPasses:
     def _fill(self, stage: int, num_rows: int, num_seqs: int) -> None:
         batch = self._loop.batch
         virtual_padding(batch.buffers, num_seqs, batch.block_size)
-        if self._loop.input_states is not None:
+        if self._loop.input_states is not None and (stage or self._loop.states is not None):
             launch("fd_draft_read_inputs", self._address, stage == 0, *active().row_count(num_rows))
         self._loop.stages[stage].compute(batch.attention_metadata(num_rows, num_seqs))
 
@@ -133,7 +135,10 @@ class DraftPasses:
             self._sample(stage, vocab_index, first, num_seqs)
             is_last = first + self._max_batch >= num_seqs
             number = _NEXT_PASS if continues else stage
-            launch("fd_draft_end_batch", self._address, first, number, is_last, *active().seq_count(num_seqs))
+            is_mapped = vocab_index == 0 and self._loop.target_ids is not None
+            launch(
+                "fd_draft_end_batch", self._address, first, number, is_last, is_mapped, *active().seq_count(num_seqs)
+            )
 
     def _sample(self, stage: int, vocab_index: int, first: int, num_seqs: int) -> None:
         """Sample a token after the last row of the sequences from `first` on, as many as the logits have rows for."""
@@ -168,6 +173,7 @@ class DraftPasses:
             "batch_int_params": rows.int_params.tensor,
             "batch_count": self._batch_count,
             "sampled": rows.token_ids.tensor,
+            "target_ids": loop.target_ids,
         }
         max_seqs, table_stride = batch.block_tables.shape
         sizes = {
@@ -179,6 +185,7 @@ class DraftPasses:
             "block_positions": batch.block_size,
             "max_drafts": loop.drafts.tensor.shape[1],
             "max_batch": self._max_batch,
+            "num_target_ids": 0 if loop.target_ids is None else loop.target_ids.shape[0],
         }
         addresses = {name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}
         return _Buffers(**addresses, **sizes)
@@ -246,9 +253,11 @@ def _check_tensors(loop: DraftLoop) -> None:
     """Check that kernels can copy the rows of the loop's tensors."""
     max_rows, hidden = loop.output.shape
     tensors = {"output": loop.output, "logits_hidden": loop.logits_hidden}
-    if loop.states is not None and loop.input_states is not None:
-        tensors.update(states=loop.states, input_states=loop.input_states)
+    if loop.input_states is not None:
+        tensors["input_states"] = loop.input_states
         require_rows(_OPERATOR, max_rows, hidden, input_states=loop.input_states)
+    if loop.states is not None:
+        tensors["states"] = loop.states
         require_rows(_OPERATOR, 1, hidden, states=loop.states)
     require_dtype(_OPERATOR, "bfloat16", **tensors)
     if hidden % 8:

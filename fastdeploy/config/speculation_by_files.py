@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Completes the configuration of speculation by the files of its drafting model, once these are here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastdeploy.config.drafting_checkpoint import infer_method_of, number_of_drafts
+from fastdeploy.config.speculative_config import (
+    FIELD,
+    MAX_DRAFTS,
+    AnyOtherModel,
+    UnknownMethodConfig,
+)
+from fastdeploy.config.speculative_keys import parse_speculative_config
+from fastdeploy.core.errors import ConfigError
+
+
+def complete_by_files(config: AnyOtherModel, folder: Path) -> AnyOtherModel:
+    """Return the configuration with the method and the number of drafts that the files in a folder say.
+
+    Args:
+        config: a method that was given is compared with the files, and a number of drafts that was given is kept.
+
+    Raises:
+        ConfigError: the method is another one than the files are for, or it is not available; names both.
+    """
+    method = infer_method_of(folder)
+    if isinstance(config, UnknownMethodConfig):
+        completed = parse_speculative_config({**config.given, "method": method})
+        assert isinstance(completed, AnyOtherModel), "the model is not a part of the target"
+        config = completed
+    elif method != config.method:
+        raise ConfigError(
+            f"{FIELD}.method", f"{config.method!r} was given, but the files of {config.model} are for {method!r}"
+        )
+    if not config.has_default_k:
+        return config
+    count = number_of_drafts(folder, config.method)
+    return config if count is None else config.with_drafts(min(count, MAX_DRAFTS))
