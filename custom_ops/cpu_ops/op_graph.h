@@ -65,9 +65,20 @@ struct ScatterLogitsArgs {
   int64_t rows, num_ids, vocab_size;
 };
 
-using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, GatherArgs, QuantizedGatherArgs, ScatterArgs,
-                            ScatterLogitsArgs, AttentionArgs, VirtualPaddingArgs, SampleArgs, VerifyDraftsArgs,
-                            RouteArgs, ExpertsUpArgs, ExpertsDownArgs>;
+// out = GELU(x / sqrt(mean(x^2) + eps) * weight + bias) of rows, with the error function
+struct NormGeluArgs {
+  const void* x;       // Float [rows, size]
+  const void* weight;  // Float [size]
+  const void* bias;    // Float [size]
+  void* out;           // Float [rows, size], may be x
+  int64_t rows, size;
+  float eps;
+  DType dtype;
+};
+
+using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, NormGeluArgs, GatherArgs, QuantizedGatherArgs,
+                            ScatterArgs, ScatterLogitsArgs, AttentionArgs, VirtualPaddingArgs, SampleArgs,
+                            VerifyDraftsArgs, RouteArgs, ExpertsUpArgs, ExpertsDownArgs>;
 
 // Each launch is captured with the maximum numbers of rows and sequences of a replay.
 struct OpGraph {

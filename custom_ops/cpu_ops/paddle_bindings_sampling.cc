@@ -144,7 +144,27 @@ void scatter_logits(const Tensor& x, const Tensor& ids, Tensor& out, int64_t num
                                    source.size(1), output.size(1)});
 }
 
+void norm_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor& out, int64_t num_rows, float eps) {
+  constexpr const char* op = "norm_gelu";
+  const Argument input{op, "x", x}, scale{op, "weight", weight}, offset{op, "bias", bias}, output{op, "out", out};
+  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
+  input.has_capacity({num_rows, -1});
+  const int64_t size = input.size(1);
+  scale.has_dtype(x.dtype()).has_shape({size});
+  offset.has_dtype(x.dtype()).has_shape({size});
+  output.has_dtype(x.dtype()).has_capacity({num_rows, size});
+  fd::launch(fd::NormGeluArgs{input.data(), scale.data(), offset.data(), output.data(), num_rows, size, eps,
+                              input.float_dtype()});
+}
+
 }  // namespace
+
+PD_BUILD_OP(fd_norm_gelu)
+    .Inputs({"x", "weight", "bias", "out"})
+    .Outputs({"out_"})
+    .Attrs({"num_rows: int64_t", "eps: float"})
+    .SetInplaceMap({{"out", "out_"}})
+    .SetKernelFn(PD_KERNEL(norm_gelu));
 
 PD_BUILD_OP(fd_scatter_logits)
     .Inputs({"x", "ids", "out"})

@@ -201,11 +201,10 @@ void bind(const Tensor& num_scheduled, const Tensor& num_computed, const Tensor&
           const Tensor& kv_lens, const Tensor& batch_id_per_row, const Tensor& positions, const Tensor& slot_mapping,
           const Tensor& logits_rows, const Tensor& token_ids, const Tensor& num_drafts, const Tensor& drafts,
           const paddle::optional<Tensor>& target_ids, const paddle::optional<Tensor>& states,
-          const paddle::optional<Tensor>& input_states, const Tensor& output,
-          const Tensor& head_rows, const Tensor& logits, const Tensor& float_params, const Tensor& int_params,
-          const Tensor& drafted, const Tensor& status, const Tensor& draft_is_allowed, Tensor& handle,
-          const std::vector<int64_t>& stages, const std::vector<int64_t>& heads,
-          const std::vector<int64_t>& vocab_sizes, int64_t block_size) {
+          const paddle::optional<Tensor>& input_states, const Tensor& output, const Tensor& head_rows,
+          const Tensor& logits, const Tensor& float_params, const Tensor& int_params, const Tensor& drafted,
+          const Tensor& status, const Tensor& draft_is_allowed, Tensor& handle, const std::vector<int64_t>& stages,
+          const std::vector<int64_t>& heads, const std::vector<int64_t>& vocab_sizes, int64_t block_size) {
   const int64_t max_seqs = num_scheduled.dims()[0], max_rows = token_ids.dims()[0];
   auto ints = [](const char* name, const Tensor& tensor, int64_t count) {
     return Argument{kOp, name, tensor}.has_dtype(kInt32).has_capacity({count}).template data<int32_t>();

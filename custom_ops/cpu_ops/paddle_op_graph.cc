@@ -3,6 +3,7 @@
 #include <cxxabi.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -75,6 +76,40 @@ void scatter_logits(const ScatterLogitsArgs& a) {
   }
 }
 
+float wide(float x) { return x; }
+float wide(uint16_t bits) {
+  const uint32_t word = uint32_t{bits} << 16;
+  float x;
+  std::memcpy(&x, &word, 4);
+  return x;
+}
+void store(float* out, float x) { *out = x; }
+void store(uint16_t* out, float x) {  // to the nearest bf16, ties to even
+  uint32_t word;
+  std::memcpy(&word, &x, 4);
+  *out = static_cast<uint16_t>(x != x ? 0x7fc0u : (word + 0x7fffu + (word >> 16 & 1u)) >> 16);
+}
+
+template <class T>
+void norm_gelu_typed(const NormGeluArgs& a) {
+  const T *weight = static_cast<const T*>(a.weight), *bias = static_cast<const T*>(a.bias);
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const T* x = static_cast<const T*>(a.x) + row * a.size;
+    T* out = static_cast<T*>(a.out) + row * a.size;
+    double sum = 0.0;
+    for (int64_t i = 0; i < a.size; ++i) sum += double{wide(x[i])} * wide(x[i]);
+    const float factor = 1.0f / std::sqrt(static_cast<float>(sum / static_cast<double>(a.size)) + a.eps);
+    for (int64_t i = 0; i < a.size; ++i) {
+      const float normed = wide(x[i]) * factor * wide(weight[i]) + wide(bias[i]);
+      store(out + i, 0.5f * normed * (1.0f + std::erf(normed * 0.70710678f)));
+    }
+  }
+}
+
+void norm_gelu(const NormGeluArgs& a) {
+  a.dtype == DType::kBfloat16 ? norm_gelu_typed<uint16_t>(a) : norm_gelu_typed<float>(a);
+}
+
 // `error` is "<field>: expected ..., got ...", or empty.
 void raise_if_invalid(const char* op, const std::string& error) {
   if (__builtin_expect(!error.empty(), 0)) PADDLE_THROW(common::errors::InvalidArgument("%s: %s", op, error.c_str()));
@@ -105,6 +140,7 @@ struct Perform {
   void operator()(const LinearArgs& a) const { kernels().linear(a); }
   void operator()(const QuantizedLinearArgs& a) const { kernels().linear_quantized(a); }
   void operator()(const RmsNormArgs& a) const { kernels().rms_norm(a); }
+  void operator()(const NormGeluArgs& a) const { norm_gelu(a); }
   void operator()(const GatherArgs& a) const {
     check(a);
     kernels().gather(a);

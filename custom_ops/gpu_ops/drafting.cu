@@ -41,7 +41,8 @@ struct DraftBuffers {
   int32_t* batch_count;             // [1], the sequences of the batch
   const int32_t* sampled;           // [max_batch]
   const int32_t* target_ids;        // [num_target_ids], what sampled ids stand for; or null
-  int64_t num_states, row_bytes, max_rows, max_seqs, table_stride, block_positions, max_drafts, max_batch, num_target_ids;
+  int64_t num_states, row_bytes, max_rows, max_seqs, table_stride, block_positions, max_drafts, max_batch,
+      num_target_ids;
 
   int row_chunks() const { return static_cast<int>(row_bytes / kChunkBytes); }
   size_t chunks_of(int64_t num_rows) const { return static_cast<size_t>(num_rows * (row_bytes / kChunkBytes)); }
@@ -143,10 +144,10 @@ FD_KERNEL void begin_batch(In<Bytes16> output, In<int32_t> cu_seqlens_q, In<int3
         thread == fd::kPosition ? kv_lens.data[seq] : int_params.data[seq * fd::kNumIntParams + thread];
 }
 
-// One block: stores the tokens of a batch, or what they stand for, as the drafts of a pass; pass -1 is the one after the
-// last that had sequences.
-FD_KERNEL void end_batch(In<int32_t> sampled, In<int32_t> target_ids, In<int32_t> batch_count, int max_batch, int first, int pass,
-                         bool is_last_batch, Out<int32_t> drafted, Out<int32_t> drafts, int max_drafts,
+// One block: stores the tokens of a batch, or what they stand for, as the drafts of a pass; pass -1 is the one after
+// the last that had sequences.
+FD_KERNEL void end_batch(In<int32_t> sampled, In<int32_t> target_ids, In<int32_t> batch_count, int max_batch, int first,
+                         int pass, bool is_last_batch, Out<int32_t> drafted, Out<int32_t> drafts, int max_drafts,
                          Out<int32_t> next_pass, In<int32_t> device_seqs, int num_seqs) {
   const int count = read_count(batch_count, max_batch), column = pass < 0 ? next_pass.data[0] : pass;
   sync_block();
@@ -230,8 +231,7 @@ FD_EXPORT int fd_draft_end_batch(const DraftBuffers* d, int64_t first, int64_t p
   const Count seqs = count_of(device_seqs, num_seqs);
   return launch(end_batch, {1, 1, 1}, kMaxThreads, 0, stream, input(d->sampled, rows),
                 is_mapped == 0 ? In<int32_t>(nullptr, 0) : input(d->target_ids, d->num_target_ids),
-                In<int32_t>(d->batch_count, 1),
-                static_cast<int>(rows), static_cast<int>(first), static_cast<int>(pass), is_last_batch != 0,
-                output(d->drafted, d->max_seqs), output(d->drafts, d->max_seqs * d->max_drafts),
+                In<int32_t>(d->batch_count, 1), static_cast<int>(rows), static_cast<int>(first), static_cast<int>(pass),
+                is_last_batch != 0, output(d->drafted, d->max_seqs), output(d->drafts, d->max_seqs * d->max_drafts),
                 static_cast<int>(d->max_drafts), output(d->next_pass, 1), seqs.array(), seqs.max);
 }

@@ -12,7 +12,7 @@ from fastdeploy.config.model_config import local_model_path
 from fastdeploy.config.weight_files import read_headers
 from fastdeploy.core.errors import ConfigError
 
-PLANNED_METHODS = ("medusa", "hydra", "mlp_speculator")
+PLANNED_METHODS = ("hydra",)
 ERNIE_MARK = ".mtp_"  # in the name of every tensor of ERNIE's layer for multi-token prediction
 _MARKS = {
     "eagle3": re.compile(r"(?:model\.)?(?:midlayer\..*|d2t|t2d)"),
@@ -42,7 +42,7 @@ def infer_method_of(folder: Path) -> str:
     """
     config = _read_config(folder / "config.json")
     kind = f"{config.get('architectures')} {config.get('model_type')}".lower().replace("_", "")
-    for method in ("eagle3", "eagle", *PLANNED_METHODS):
+    for method in ("eagle3", "eagle", "medusa", "mlp_speculator", *PLANNED_METHODS):
         if method.replace("_", "") in kind:
             return method
     names = read_headers(folder)

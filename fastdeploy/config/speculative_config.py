@@ -216,6 +216,14 @@ class Eagle3Config(OtherModelConfig, frozen=True, tag="eagle3"):
     """A head of EAGLE-3."""
 
 
+class MLPSpeculatorConfig(OtherModelConfig, frozen=True, tag="mlp_speculator"):
+    """An MLP speculator."""
+
+
+class MedusaConfig(OtherModelConfig, frozen=True, tag="medusa"):
+    """Medusa's heads."""
+
+
 class UnknownMethodConfig(OtherModelConfig, frozen=True, tag="by_files"):
     """A drafting model on a hub, whose files will say the method; `given` is the user's mapping."""
 
@@ -226,10 +234,9 @@ class UnknownMethodConfig(OtherModelConfig, frozen=True, tag="by_files"):
         return dict(self.given)
 
 
-AnyOtherModel = DraftModelConfig | EagleConfig | Eagle3Config | UnknownMethodConfig
-MethodConfig = (
-    NaiveConfig | NgramConfig | SuffixDecodingConfig | MTPConfig | DraftModelConfig | EagleConfig | Eagle3Config
-)
+TrainedHeadConfig = EagleConfig | Eagle3Config | MLPSpeculatorConfig | MedusaConfig
+AnyOtherModel = DraftModelConfig | TrainedHeadConfig | UnknownMethodConfig
+MethodConfig = NaiveConfig | NgramConfig | SuffixDecodingConfig | MTPConfig | DraftModelConfig | TrainedHeadConfig
 AnySpeculativeConfig = MethodConfig | UnknownMethodConfig
 CONFIGS: dict[str, type[MethodConfig]] = {
     str(config.__struct_config__.tag): config for config in get_args(MethodConfig)

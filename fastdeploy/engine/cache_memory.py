@@ -16,7 +16,7 @@ from fastdeploy.engine.memory_plan import MemoryPlan
 from fastdeploy.ops.backend import CachePages
 from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.registry import selected_backend
-from fastdeploy.spec_decode.drafting.drafter import Drafter
+from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.worker.model_runner import ModelRunner
 
 STEP_BYTES = 64 << 20  # of the cache, between two readings of the available memory

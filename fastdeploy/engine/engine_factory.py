@@ -48,7 +48,7 @@ from fastdeploy.ops.device_check.first_start import failing_operators
 from fastdeploy.ops.registry import OperatorLibraryError, select_backend, selected_backend
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses
-from fastdeploy.spec_decode.drafting.drafter import Drafter
+from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.spec_decode.drafting.drafting_model import (
     DraftingModelConfig,
     complete_speculation,
@@ -356,7 +356,7 @@ def _make_length_policy(
     times, passes = time_steps(runner, max_rows, num_drafts, num_tokens, clock), None
     if drafter is not None:
         max_passes = speculative.num_model_steps if isinstance(speculative, ModelBasedConfig) else num_drafts
-        first, other = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
+        first, other = time_draft_passes(drafter.draft_timed, drafter.config, num_tokens, clock)
         passes = DraftPasses(proposer.name, max_passes, first, other)
     if pages is not None:
         pages.release()

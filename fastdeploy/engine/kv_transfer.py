@@ -24,7 +24,7 @@ from fastdeploy.kv_cache.arena import Arena
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 if TYPE_CHECKING:
-    from fastdeploy.spec_decode.drafting.drafter import Drafter
+    from fastdeploy.spec_decode.drafting.base import Drafter
     from fastdeploy.worker.block_mover import Arrived, BlockMover
 
 TARGET, STATES = "target", "states"  # parts of a slot that cannot be computed without the target

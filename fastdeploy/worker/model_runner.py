@@ -120,6 +120,11 @@ class RunnerConfig:
         return InputLimits(self.vocab_size, kv_cache.key.shape[0], self.max_model_len)
 
 
+def max_logits_rows(config: RunnerConfig) -> int:
+    """Return for how many sequences the logits of drafts are computed at once."""
+    return min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1))
+
+
 class ModelRunner:
     """Owns the model, its KV cache and the buffers of a step."""
 

@@ -65,7 +65,7 @@ def load_eagle_head(
             first=_first_layer(loader, config),
             others=tuple(_layer(config, index).load(loader) for index in range(1, config.model.num_layers)),
             final_norm=loader.copy("norm.weight") if "norm.weight" in shapes else None,
-            head=_head(loader, config, target, load_choices),
+            head=_own_head(loader, config) if config.has_head else head_for_drafts(target, load_choices, quantization),
             taps=_taps(loader, config),
         )
     return EagleHead(config, weights, target, ids)
@@ -149,13 +149,17 @@ def _taps(loader: WeightLoader, config: HeadConfig) -> tuple[TapWeights, ...]:
     return taps
 
 
-def _head(loader: WeightLoader, config: HeadConfig, target: CausalLM, load_choices: str) -> PackedLinear | None:
-    """Return the head's own, or a copy of the target's in the format of heads for drafts; None for the target's."""
-    quantization = loader.quantization.head
-    if config.has_head:
-        stored = (StoredLinear("lm_head", config.draft_vocab_size),)
-        return loader.linear(LinearSpec("head", stored, config.model.hidden_size), quantization)
+def _own_head(loader: WeightLoader, config: HeadConfig) -> PackedLinear:
+    stored = (StoredLinear("lm_head", config.draft_vocab_size),)
+    return loader.linear(LinearSpec("head", stored, config.model.hidden_size), loader.quantization.head)
+
+
+def head_for_drafts(target: CausalLM, load_choices: str, quantization: QuantizationConfig) -> PackedLinear | None:
+    """Return a copy of the target's head in the format of heads for drafts; None if the target's own is used.
+
+    A packed target has no head in another format.
+    """
     is_packed = target.config.packed is not None and load_choices == "default_v1"
-    if is_packed or not needs_head(target.config, load_choices, quantization, target.shared.head.weight):
+    if is_packed or not needs_head(target.config, load_choices, quantization.head, target.shared.head.weight):
         return None
-    return load_head(target.config, load_choices, quantization)
+    return load_head(target.config, load_choices, quantization.head)

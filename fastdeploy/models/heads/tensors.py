@@ -15,8 +15,9 @@ from fastdeploy.config.head_config import HeadConfig
 from fastdeploy.config.model_config import DType
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.files import open_head_files
+from fastdeploy.models.heads.row_tensors import compare_shapes
 from fastdeploy.models.weight_loader import Shapes
-from fastdeploy.models.weight_source import HeadFiles, listed
+from fastdeploy.models.weight_source import HeadFiles
 
 D2T = "d2t"
 _NOT_READ = ("t2d",)  # the inverse of d2t
@@ -91,17 +92,10 @@ def check_head_tensors(files: HeadFiles, config: HeadConfig) -> None:
     Raises:
         ConfigError: tensors are missing, unexpected or of a wrong shape; names them.
     """
-    expected, found = expected_shapes(config), dict(files.shapes)
+    found = dict(files.shapes)
     if not config.has_reduced_vocabulary:
         found.pop(D2T, None)
-    wrong = [f"{n} is {list(found[n])}, expected {list(s)}" for n, s in expected.items() if found.get(n, s) != s]
-    problems = (
-        ("missing", [name for name in expected if name not in found]),
-        ("unexpected", sorted(name for name in found if name not in expected)),
-        ("of wrong shape", wrong),
-    )
-    if texts := [f"{len(names)} {kind} ({listed(names)})" for kind, names in problems if names]:
-        raise ConfigError("model", f"{config.model.name}: tensors do not match config.json: {'; '.join(texts)}")
+    compare_shapes(expected_shapes(config), found, config.model.name)
 
 
 def target_ids(files: HeadFiles, config: HeadConfig) -> NDArray[np.int32] | None:
@@ -115,13 +109,19 @@ def target_ids(files: HeadFiles, config: HeadConfig) -> NDArray[np.int32] | None
     if not config.has_reduced_vocabulary:
         return None
     offsets = files.stored(D2T).numpy().astype(np.int64)
-    ids = offsets + np.arange(len(offsets))
-    size = config.model.vocab_size
-    if ids.min() < 0 or ids.max() >= size:
-        wrong = int(ids[(ids < 0) | (ids >= size)][0])
-        raise ConfigError("model", f"{config.model.name}: d2t: expected ids in [0, {size}), got {wrong}")
+    return checked_ids(offsets + np.arange(len(offsets)), config.model.vocab_size, f"{config.model.name}: {D2T}")
+
+
+def checked_ids(ids: NDArray[np.int64], vocab_size: int, where: str) -> NDArray[np.int32]:
+    """Return the target's ids of those that a head drafts.
+
+    Raises:
+        ConfigError: ids are out of range or occur twice; the message begins with `where`.
+    """
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(outside):
+        raise ConfigError("model", f"{where}: expected ids in [0, {vocab_size}), got {outside[0]}")
     values, counts = np.unique(ids, return_counts=True)
     if counts.max() > 1:
-        twice = int(values[counts > 1][0])
-        raise ConfigError("model", f"{config.model.name}: d2t: expected distinct ids, got {twice} twice")
+        raise ConfigError("model", f"{where}: expected distinct ids, got {values[counts > 1][0]} twice")
     return ids.astype(np.int32)

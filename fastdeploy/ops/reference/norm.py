@@ -14,3 +14,11 @@ def normalise(x: paddle.Tensor, weight: paddle.Tensor, eps: float) -> paddle.Ten
 def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, out: paddle.Tensor, num_rows: int, eps: float) -> None:
     """As fastdeploy.ops.norm.rms_norm."""
     out[:num_rows] = normalise(x[:num_rows], weight, eps).astype(out.dtype)
+
+
+def norm_gelu(
+    x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor, out: paddle.Tensor, num_rows: int, eps: float
+) -> None:
+    """As fastdeploy.ops.norm.norm_gelu."""
+    normed = normalise(x[:num_rows], weight, eps) + bias.astype("float32")
+    out[:num_rows] = paddle.nn.functional.gelu(normed).astype(out.dtype)

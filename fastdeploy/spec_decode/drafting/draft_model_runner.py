@@ -9,11 +9,11 @@ from typing import Any
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.drafting import DraftStage
-from fastdeploy.spec_decode.drafting.drafter import DraftBuffers, Drafter
+from fastdeploy.spec_decode.drafting.drafter import CachedDrafter, DraftBuffers
 from fastdeploy.worker.model_runner import RunnerConfig
 
 
-class DraftModelRunner(Drafter):
+class DraftModelRunner(CachedDrafter):
     """Drafts with a model that reads token ids only."""
 
     def __init__(self, model: CausalLM, kv_caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig) -> None:

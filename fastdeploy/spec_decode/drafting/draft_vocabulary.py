@@ -9,12 +9,16 @@ rejected; the output does not change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
 
 from fastdeploy.core.request import Request, TokenArray
+from fastdeploy.ops.logits import scatter_logits
 
 MIN_VOCAB_SIZE = 4096  # smaller heads cost little
 DECAY = 0.999  # of the counts, per token
@@ -78,3 +82,25 @@ def draft_vocab_sizes(vocab_size: int) -> list[int]:
     """Return an eighth, a quarter and half of the ids, each only if it is large enough, and the whole vocabulary."""
     fractions = (vocab_size // divisor // 64 * 64 for divisor in (8, 4, 2))
     return [*(size for size in fractions if size >= MIN_VOCAB_SIZE), vocab_size]
+
+
+LogitsFunction = Callable[[Tensor, int, Tensor], None]
+
+
+def spread_logits(compute: LogitsFunction, ids: NDArray[np.int32], max_rows: int) -> LogitsFunction:
+    """Return what computes the logits of a head's own ids, or writes them to the places of the target's ids.
+
+    Args:
+        compute: computes the logits of the head's own ids.
+        ids: the target's id of each of them.
+        max_rows: maximum number of rows.
+    """
+    places, own = paddle.to_tensor(ids), paddle.zeros([max_rows, len(ids)], "float32")
+
+    def compute_logits(states: Tensor, num_rows: int, out: Tensor) -> None:
+        is_spread = out.shape[1] > len(ids)
+        compute(states, num_rows, own if is_spread else out)
+        if is_spread:
+            scatter_logits(own, places, out, num_rows)
+
+    return compute_logits

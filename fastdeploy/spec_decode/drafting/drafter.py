@@ -23,17 +23,15 @@ them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy.core.request import NO_DRAFT, Request
+from fastdeploy.core.request import Request
 from fastdeploy.core.step import StepPlan
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.batch_index import BatchIndex
@@ -41,8 +39,9 @@ from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.registry import selected_backend
+from fastdeploy.spec_decode.drafting.base import Drafter, no_drafts
 from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary, Vocabulary
-from fastdeploy.worker.model_runner import LOGITS_BYTES, RunnerConfig
+from fastdeploy.worker.model_runner import RunnerConfig, max_logits_rows
 from fastdeploy.worker.sampling_metadata import SamplingMetadata
 
 MAX_ROWS_OF_FIRST_PASS = 32  # per request; filling alone takes a third of the arithmetic, but reads its weights again
@@ -56,11 +55,6 @@ class DraftBuffers:
         self._config = config
         self.batch = BatchIndex(config.max_rows, config.max_seqs, config.max_blocks_per_seq, config.block_size)
         self.token_ids = HostBuffer(config.max_rows, "int32")
-
-    @property
-    def max_logits_rows(self) -> int:
-        """Return how many rows of logits are computed at once."""
-        return min(self._config.max_seqs, max(LOGITS_BYTES // (4 * self._config.vocab_size), 1))
 
     def loop(
         self,
@@ -87,7 +81,7 @@ class DraftBuffers:
             output,
             vocab_sizes=vocab_sizes or [config.vocab_size],
             max_drafts=config.max_drafts,
-            max_logits_rows=self.max_logits_rows,
+            max_logits_rows=max_logits_rows(config),
             limits=config.limits_of(kv_cache),
             states=states,
             input_states=input_states,
@@ -117,14 +111,11 @@ class CacheFillState:
     num_full_blocks: list[int]
 
 
-class Drafter(ABC):
-    """Runs a drafting model for many requests together.
+class CachedDrafter(Drafter):
+    """Runs a drafting model with caches for many requests together.
 
     Attributes:
-        config: sizes of the drafting model.
-        loop: the native loop over the draft passes.
         kv_caches: of the stages.
-        num_stages: number of models or layers that draft in turn.
     """
 
     def __init__(
@@ -158,10 +149,6 @@ class Drafter(ABC):
         self._num_synced_blocks = [0] * config.max_seqs
         self._backlogged: list[tuple[Request, int]] = []  # to be filled after this step, up to which position
         self._knows_step = True  # False if it was reset in this step
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return what the model is, and the bytes that it adds to the target's, without its key/value caches."""
 
     def begin_step(self, plan: StepPlan) -> bool:
         """Mark the blocks that the target's step starts to write as empty; return whether `end_step` has work to do.
@@ -225,7 +212,7 @@ class Drafter(ABC):
         The target must have computed all tokens of a request except the last.
         """
         order = sorted((i for i, count in enumerate(counts) if count > 0), key=lambda i: -counts[i])
-        drafts = [NO_DRAFT.token_ids] * len(requests)
+        drafts = no_drafts(requests)
         if not order or not self._knows_step:
             return drafts
         spans = self._spans_of_first_pass([requests[i] for i in order], [counts[i] for i in order])
@@ -239,11 +226,6 @@ class Drafter(ABC):
             for stage in range(min(counts[i], self.num_stages)):
                 self._mark_filled(stage, span.request, span.start + stage, span.end)
         return drafts
-
-    def _read_draft(self, index: int, count: int) -> list[int]:
-        """Return a draft; it ends where no token could be sampled."""
-        tokens = [self.loop.drafts.memory[index, i] for i in range(count)]
-        return tokens[: tokens.index(-1)] if -1 in tokens else tokens
 
     def _spans_of_first_pass(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
         """Return the rows of the first draft pass; if they are too many, fill all but the last ones first."""

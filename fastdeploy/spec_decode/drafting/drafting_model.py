@@ -15,6 +15,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.head_config import HEAD_METHODS, HeadConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
+from fastdeploy.config.row_head_config import ROW_HEAD_METHODS, RowHeadSizes
 from fastdeploy.config.speculation_by_files import complete_by_files
 from fastdeploy.config.speculative_config import AnyOtherModel, ModelBasedConfig, MTPConfig
 from fastdeploy.core.errors import ConfigError
@@ -23,17 +24,19 @@ from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.heads.load_eagle import find_head, load_eagle_head
+from fastdeploy.models.heads.load_row_head import find_row_head, load_row_head
 from fastdeploy.models.loader import check_tensors, load_model
 from fastdeploy.models.mtp import check_mtp_layers, load_mtp_layers
 from fastdeploy.models.registry import check_device, find_architecture
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.ops.registry import selected_backend
-from fastdeploy.spec_decode.drafting.drafter import Drafter
+from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.spec_decode.drafting.loaded_models import (
     DraftingModel,
     LoadedDraftModel,
     LoadedEagleHead,
     LoadedMTPLayers,
+    LoadedRowHead,
 )
 from fastdeploy.worker.model_runner import RunnerConfig
 
@@ -64,7 +67,7 @@ class DraftingModelConfig:
     state_bytes: int
     block_size: int
     context: ContextLimit
-    head: HeadConfig | None = None
+    head: HeadConfig | RowHeadSizes | None = None
 
     @property
     def cache_bytes(self) -> int:
@@ -123,6 +126,9 @@ def find_drafting_model(
             return DraftingModelConfig(
                 head.method, model, path, model.num_layers, model.state_bytes, block_size, context, head
             )
+        if speculative.method in ROW_HEAD_METHODS:
+            row_head = find_row_head(path, speculative.method, target)
+            return DraftingModelConfig(row_head.method, target, path, 0, 0, block_size, context, row_head)
         draft = ModelConfig.from_pretrained(
             path, dtype=config.dtype, generation_config="none", kv_cache_dtype=config.cache.dtype
         )
@@ -160,6 +166,9 @@ def load_drafting_model(drafting: DraftingModelConfig, config: EngineConfig, tar
             load_mtp_layers(target, drafting.path, config.load_choices, quantization, num_layers, state)
         )
     with _prefix_errors_with_key():
+        if isinstance(drafting.head, RowHeadSizes):
+            max_seqs = config.scheduler.max_num_seqs
+            return LoadedRowHead(load_row_head(drafting.head, target, quantization, config.load_choices, max_seqs))
         if drafting.head is not None:
             return LoadedEagleHead(load_eagle_head(drafting.head, target, quantization, config.load_choices))
         model = load_model(

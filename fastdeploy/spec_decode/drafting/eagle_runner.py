@@ -14,41 +14,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import paddle
-from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.heads.eagle import EagleHead
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.drafting import DraftStage
-from fastdeploy.ops.logits import scatter_logits
 from fastdeploy.ops.registry import selected_backend
-from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary, MappedVocabulary, draft_vocab_sizes
-from fastdeploy.spec_decode.drafting.drafter import MAX_ROWS_OF_FIRST_PASS, DraftBuffers, Drafter
-from fastdeploy.worker.model_runner import RunnerConfig
+from fastdeploy.spec_decode.drafting.draft_vocabulary import (
+    DraftVocabulary,
+    MappedVocabulary,
+    draft_vocab_sizes,
+    spread_logits,
+)
+from fastdeploy.spec_decode.drafting.drafter import MAX_ROWS_OF_FIRST_PASS, CachedDrafter, DraftBuffers
+from fastdeploy.worker.model_runner import RunnerConfig, max_logits_rows
 
 
-def spread_logits(head: EagleHead, ids: NDArray[np.int32], max_rows: int) -> Callable[[Tensor, int, Tensor], None]:
-    """Return what computes the logits of the head's ids, or writes them to the places of the target's ids.
-
-    Args:
-        ids: the target's id of each of the head's.
-        max_rows: maximum number of rows.
-    """
-    places, own = paddle.to_tensor(ids), paddle.zeros([max_rows, len(ids)], "float32")
-
-    def compute_logits(states: Tensor, num_rows: int, out: Tensor) -> None:
-        is_spread = out.shape[1] > len(ids)
-        head.compute_logits(states, num_rows, own if is_spread else out)
-        if is_spread:
-            scatter_logits(own, places, out, num_rows)
-
-    return compute_logits
-
-
-class EagleRunner(Drafter):
+class EagleRunner(CachedDrafter):
     """Drafts with a head from the stored states of the target."""
 
     def __init__(
@@ -75,7 +58,8 @@ class EagleRunner(Drafter):
         ids, sizes = head.target_ids, draft_vocab_sizes(config.vocab_size)
         compute_logits: Callable[[Tensor, int, Tensor], None] = head.compute_logits
         if ids is not None:
-            sizes, compute_logits = [len(ids), config.vocab_size], spread_logits(head, ids, buffers.max_logits_rows)
+            sizes = [len(ids), config.vocab_size]
+            compute_logits = spread_logits(compute_logits, ids, max_logits_rows(config))
         loop = buffers.loop(
             [DraftStage(compute, compute_logits)],
             head.output,

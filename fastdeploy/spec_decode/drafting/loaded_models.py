@@ -9,12 +9,14 @@ from typing import Protocol
 
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.heads.eagle import EagleHead
+from fastdeploy.models.heads.row_heads import RowHead
 from fastdeploy.models.mtp import MTPLayer
 from fastdeploy.ops.attention import KVCache
+from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.spec_decode.drafting.draft_model_runner import DraftModelRunner
-from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.spec_decode.drafting.eagle_runner import EagleRunner
 from fastdeploy.spec_decode.drafting.mtp_runner import MTPRunner
+from fastdeploy.spec_decode.drafting.row_runner import RowRunner
 from fastdeploy.worker.model_runner import RunnerConfig
 
 
@@ -73,6 +75,24 @@ class LoadedDraftModel:
         own = self.model.config
         sizes = replace(config, hidden_size=own.hidden_size, vocab_size=own.vocab_size, dtype=own.dtype)
         return DraftModelRunner(self.model, caches, num_blocks, sizes)
+
+
+@dataclass(frozen=True)
+class LoadedRowHead:
+    """A trained head without attention."""
+
+    head: RowHead
+
+    @property
+    def key_balance(self) -> str:
+        """Return that there are no keys."""
+        return ""
+
+    def make_runner(
+        self, target: CausalLM, caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig
+    ) -> Drafter:
+        """Return a runner that reads the output of the target's last step."""
+        return RowRunner(self.head, target, config)
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.draft_vocabulary import draft_vocab_sizes
-from fastdeploy.spec_decode.drafting.drafter import MAX_ROWS_OF_FIRST_PASS, DraftBuffers, Drafter
+from fastdeploy.spec_decode.drafting.drafter import MAX_ROWS_OF_FIRST_PASS, CachedDrafter, DraftBuffers
 from fastdeploy.worker.model_runner import RunnerConfig
 
 
-class MTPRunner(Drafter):
+class MTPRunner(CachedDrafter):
     """Drafts with MTP layers from the stored hidden states of the target."""
 
     def __init__(

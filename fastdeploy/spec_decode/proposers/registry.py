@@ -72,7 +72,7 @@ PROPOSERS: dict[str, ProposerFactory] = {
     "naive": _naive,
     "ngram": _ngram,
     "suffix": _suffix,
-    **dict.fromkeys(("mtp", "draft_model", "eagle", "eagle3"), _model),
+    **dict.fromkeys(("mtp", "draft_model", "eagle", "eagle3", "mlp_speculator", "medusa"), _model),
 }
 
 

@@ -48,6 +48,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "gather_rows": gather.gather_rows,
     "linear": linear.linear,
     "logprobs": sampling.logprobs,
+    "norm_gelu": norm.norm_gelu,
     "pack_experts": experts.pack_experts,
     "pack_gate": experts.pack_gate,
     "pack_linear": linear.pack_linear,
