@@ -66,6 +66,11 @@ class HeadConfig:
     has_head: bool
 
     @property
+    def identity(self) -> str:
+        """Return all of it but its folder."""
+        return repr(replace(self, model=replace(self.model, path="")))
+
+    @property
     def has_reduced_vocabulary(self) -> bool:
         """Return whether drafts are some of the target's ids only, which a table in the files lists."""
         return self.draft_vocab_size < self.model.vocab_size

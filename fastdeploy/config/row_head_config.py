@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,11 @@ class MLPSpeculatorSizes:
     scales_input: bool
     method: str = MLP_SPECULATOR
 
+    @property
+    def identity(self) -> str:
+        """Return all of it but its folder."""
+        return repr(replace(self, path=""))
+
 
 @dataclass(frozen=True)
 class MedusaSizes:
@@ -76,6 +81,11 @@ class MedusaSizes:
     has_own_heads: bool
     has_shared_head: bool
     method: str = MEDUSA
+
+    @property
+    def identity(self) -> str:
+        """Return all of it but its folder."""
+        return repr(replace(self, path=""))
 
     @property
     def has_reduced_vocabulary(self) -> bool:

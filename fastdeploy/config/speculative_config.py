@@ -66,6 +66,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, tag_field="method"):
         return None
 
     @property
+    def can_match(self) -> bool:
+        """Return whether drafts can come from matches in earlier text, alone or after those of a model."""
+        return self.extension is not None or self.method in ("ngram", "suffix")
+
+    @property
     def is_lossy(self) -> bool:
         """Return whether the text may differ from plain decoding."""
         return self.verify_strategy == "topp_relaxed" or self.accept_policy == "accept_all"

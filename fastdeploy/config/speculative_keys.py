@@ -50,23 +50,23 @@ def parse_speculative_config(mapping: Mapping[str, Any] | None) -> AnySpeculativ
         with problems.collecting():
             method = _resolve_method(mapping)
     problems.raise_all()
-    if method is None:
-        model = {key: values[key] for key in ("model", "revision", "gguf_file") if key in values}
-        return UnknownMethodConfig(**model, given=dict(mapping))
-    config = CONFIGS[method]
+    config = UnknownMethodConfig if method is None else CONFIGS[method]
     if config is NaiveConfig:
         values["num_speculative_tokens"] = 0
     extension = _extract_extension(values, config) if issubclass(config, ModelBasedConfig) else {}
     for key in [key for key in values if key not in flags_of(config)]:
         owners = " or ".join(repr(other) for other, keys in CONFIGS.items() if key in flags_of(keys)) or "'mtp'"
         with problems.collecting():
-            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {owners}, the method is {method!r}")
+            what = "name the method, too" if method is None else f"the method is {method!r}"
+            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {owners}, {what}")
     problems.raise_all()
     notes = [
         f"{FIELD}.{key} {mapping[key]} has no effect: {reason}"
         for key, reason in KEYS_WITHOUT_EFFECT.items()
         if mapping.get(key) is not None
     ]
+    if config is UnknownMethodConfig:
+        values["given"] = dict(mapping)
     return config(**values, **extension, notes=tuple(notes))
 
 

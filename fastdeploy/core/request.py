@@ -14,6 +14,7 @@ from fastdeploy.core.constraint import TokenArray as TokenArray
 from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.generation_request import GenerationRequest as GenerationRequest
 from fastdeploy.core.outputs import RequestMetrics, TokenLogprobs
+from fastdeploy.core.sampling_params import MATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +244,7 @@ class Request:
         self.num_prompt_tokens = len(prompt.token_ids)
         self.max_total_tokens = max_total_tokens
         self.max_drafts = max_drafts
+        self.drafts_by_model = source.params.speculative is None or source.params.speculative.method != MATCH
         self.constraint = constraint
         self.bad_words = source.bad_words
         self.bad_words_state = source.prompt_bad_words_state

@@ -103,12 +103,16 @@ LOGIT_BIASES = Range(-100.0, 100.0)
 NUM_SPECULATIVE_TOKENS = Range(0, 16)
 
 
+MATCH = "match"  # method of requests that draft by matching only
+
+
 @dataclass
 class SpeculativeParams:
     """Speculation settings of one request.
 
     Attributes:
-        method: "off" decodes this request without drafts; None is the server's setting.
+        method: "off" decodes this request without drafts, "match" drafts by matching only, without passes of a drafting
+            model; None is the server's setting.
         num_speculative_tokens: maximum number of drafts per step, never above the server's; None is the server's.
     """
 
@@ -116,8 +120,9 @@ class SpeculativeParams:
     num_speculative_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in (None, "off"):
-            raise InvalidRequestError("speculative.method", f'expected "off" or nothing, got {shorten(self.method)}')
+        if self.method not in (None, "off", MATCH):
+            message = f'expected "off", "{MATCH}" or nothing, got {shorten(self.method)}'
+            raise InvalidRequestError("speculative.method", message)
         if self.num_speculative_tokens is not None:
             self.num_speculative_tokens = NUM_SPECULATIVE_TOKENS.read(
                 "speculative.num_speculative_tokens", self.num_speculative_tokens

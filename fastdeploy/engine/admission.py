@@ -12,7 +12,7 @@ from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import without_marks
 from fastdeploy.core.request import GenerationRequest, Prompt, Request
-from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.sampling_params import MATCH, SamplingParams
 from fastdeploy.core.seeds import choice_seed, request_seed
 from fastdeploy.structured_output.constraint import OutputConstraint
 from fastdeploy.structured_output.manager import StructuredOutputManager, constraint_field
@@ -156,4 +156,7 @@ class Admission:
             return limit
         if own.method == "off":
             return 0
+        if own.method == MATCH and not self._speculative.can_match:
+            message = f'"{MATCH}" needs a server that matches (ngram, suffix, or an mtp_strategy), this one does not'
+            raise InvalidRequestError("speculative.method", message)
         return limit if own.num_speculative_tokens is None else min(limit, own.num_speculative_tokens)

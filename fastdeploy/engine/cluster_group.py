@@ -65,17 +65,26 @@ def layout_digests(
     balance, drafting_balance = key_balances
     target = _numerics(fingerprint), selected_backend().kv_layout, spec.config.cache.block_size
     digests = {"target": _digest("target", target, balance)}
-    if drafting is not None:
+    if drafting is not None and drafting.num_layers:
         speculative = spec.config.speculative
         quantization = getattr(speculative, "quantization", None)
         hidden_state = getattr(speculative, "mtp_hidden_state", None)
         checkpoint = drafting.path and digest_checkpoint(
             replace(drafting.config, path=drafting.path), spec.config.load_choices
         )
-        model = drafting.method, drafting.config.dtype, checkpoint, drafting.num_layers, quantization, hidden_state
+        head = None if drafting.head is None else (drafting.head.identity, checkpoint, quantization)
+        model = (
+            drafting.method,
+            drafting.config.dtype,
+            checkpoint,
+            drafting.num_layers,
+            quantization,
+            hidden_state,
+            head,
+        )
         digests["drafting"] = _digest("drafting", target, model, drafting_balance)
         if drafting.state_bytes:
-            digests["states"] = _digest("states", target, drafting.method, hidden_state)
+            digests["states"] = _digest("states", target, drafting.method, hidden_state, head)
     return digests
 
 

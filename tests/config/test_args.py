@@ -162,7 +162,7 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --kv-cache-memory 5x", "--kv-cache-memory", "number of bytes"),
         ("demo --speculative-config '{'", "--speculative-config", "expected a JSON mapping"),
         ("demo --speculative-config 3", "--speculative-config", "expected a JSON mapping"),
-        ('demo --speculative-config \'{"method": "eagle"}\'', "speculative_config.method", "not available yet"),
+        ('demo --speculative-config \'{"method": "hydra"}\'', "speculative_config.method", "not available yet"),
         ("demo --num-speculative-tokens 3", "speculative_model", "is missing"),
         ("demo --api-key=", "api_key", "not empty"),
         ("demo --uds /tmp/s --port 1", "uds", "cannot be combined with --port, which it replaces"),
@@ -356,7 +356,8 @@ def test_a_draft_model_in_separate_arguments_builds_the_same_configuration() -> 
             "speculative_draft_tensor_parallel_size": 1,
         }
     )
-    assert (old, old.speculative.method) == (new, "draft_model")
+    assert (old.speculative.to_mapping(), old.speculative.method) == (mapping, "by_files")
+    assert old == new
     assert notes[-1].startswith("speculative_config.draft_tensor_parallel_size 1 has no effect")
 
 

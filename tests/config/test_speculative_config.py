@@ -47,7 +47,7 @@ def test_suffix_takes_the_documented_keys() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_mapping_made_of_a_configuration_makes_it_again(method: str) -> None:
-    config = parse_speculative_config({"method": method, **({"model": "demo"} if method == "draft_model" else {})})
+    config = parse_speculative_config({"method": method, **({} if method in ("naive", "ngram", "suffix", "mtp") else {"model": "demo"})})
     assert parse_speculative_config(config.to_mapping()) == config
 
 
@@ -93,13 +93,14 @@ def test_mtp_has_a_model_and_a_format_of_its_own() -> None:
     assert (config.model, config.quantization, config.num_model_steps) == ("demo", "wint4", 1)
 
 
-def test_a_model_alone_is_a_draft_model() -> None:
+def test_a_name_on_a_hub_leaves_the_method_to_the_files() -> None:
     given = {"model": "facebook/opt-125m", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 4}
     config = parse_speculative_config({**given, "revision": "v1", "gguf_file": "a.gguf", "quantization": "wint8"})
-    assert (config.method, config.num_speculative_tokens, config.model) == ("draft_model", 5, "facebook/opt-125m")
+    assert (config.method, config.num_speculative_tokens, config.model) == ("by_files", 5, "facebook/opt-125m")
     assert (config.revision, config.gguf_file, config.quantization) == ("v1", "a.gguf", "wint8")
     ranks = "speculative_config.draft_tensor_parallel_size 4 has no effect: on the CPU one rank uses all cores"
     assert config.notes == (ranks,)
+    assert parse_speculative_config(config.to_mapping()) == config
 
 
 def test_methods_that_match_text_have_the_largest_default_of_drafts() -> None:
@@ -131,8 +132,8 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "mtp", "mtp_strategy": "with_ngram", "suffix_decoding_min_token_prob": 0}, "prob", "'suffix'"),
         ({"method": "mtp", "mtp_strategy": "with_suffix", "max_ngram_size": 3}, "max_ngram_size", "'ngram'"),
         ({"method": "ngram", "max_ngram_size": 17}, "max_ngram_size", r"\[1, 16\], got 17"),
-        ({"method": "mtp", "num_speculative_tokens": 9}, "num_model_steps", r"\[1, 8\], got 9"),
-        ({"method": "mtp", "num_speculative_tokens": 5, "num_model_steps": 0}, "num_model_steps", r"\[1, 8\]"),
+        ({"method": "mtp", "num_speculative_tokens": 17}, "num_speculative_tokens", r"\[1, 16\], got 17"),
+        ({"method": "mtp", "num_speculative_tokens": 5, "num_model_steps": 0}, "num_model_steps", r"\[1, 16\]"),
         ({"method": "mtp", "num_model_steps": 2}, "num_model_steps", "at most num_speculative_tokens 1, got 2"),
         (
             {"method": "mtp", "mtp_strategy": "hybrid"},
@@ -148,11 +149,13 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "mtp", "model": 3}, "model", "expected a directory or a name on a hub"),
         ({"method": "mtp", "quantization": "int3"}, "speculative_config.quantization", "expected one of none, wint8"),
         ({"method": "mtp", "prompt_lookup_max": 4}, "max_ngram_size", "belongs to method 'ngram'"),
-        ({"method": "ngram", "num_model_steps": 1}, "num_model_steps", "belongs to method 'mtp'"),
+        ({"method": "ngram", "num_model_steps": 1}, "num_model_steps", "belongs to method 'mtp' or 'draft_model' or"),
+        ({"model": "owner/name", "mtp_hidden_state": "raw"}, "mtp_hidden_state", "'mtp', name the method, too"),
+        ({"model": "owner/name", "num_speculative_tokens": 0}, "num_speculative_tokens", r"\[1, 16\]"),
         ({"method": "mtp", "revision": 3}, "revision", "expected a branch, tag or commit"),
         ({"method": "draft_model"}, "model", "is missing; method 'draft_model' needs a draft model"),
         ({"method": "draft_model", "model": ""}, "model", "is missing"),
-        ({"model": "demo", "num_model_steps": 1}, "num_model_steps", "belongs to method 'mtp', the method is 'draft_m"),
+        ({"model": "demo", "mtp_hidden_state": "raw"}, "mtp_hidden_state", "method 'mtp', the method is 'draft_model'"),
         ({"model": "demo", "quantization": "int3"}, "speculative_config.quantization", "expected one of none, wint8"),
         ({"model": "demo", "draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size", "at least 1, got 0"),
         ({"method": "ngram", "model": "demo"}, "model", "belongs to method 'mtp' or 'draft_model'"),
@@ -171,7 +174,8 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "naive", "adaptive": True}, "adaptive", "a method that drafts"),
         ({"method": "ngram", "adaptive": True, "accept_policy": "reject_all"}, "adaptive", "accept_policy normal"),
         ({"method": "ngram", "adaptive": True, "verify_strategy": "topp_relaxed"}, "adaptive", "topp_relaxed"),
-        ({"method": "eagle3"}, "method", "not available yet"),
+        ({"method": "hydra"}, "method", "not available yet"),
+        ({"method": "eagle3"}, "model", "is missing; method 'eagle3' needs a trained head"),
         ({"method": "unknown"}, "method", "naive, ngram"),
         ({}, "method", "is missing; expected one of naive, ngram"),
         ({"methd": "ngram"}, "methd", "unknown key; did you mean 'method'"),

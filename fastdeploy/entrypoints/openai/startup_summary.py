@@ -128,20 +128,29 @@ def _batch(description: Mapping[str, Any]) -> str:
 def _speculation(speculation: Mapping[str, Any]) -> str:
     if speculation.get("method", "naive") == "naive":
         return "off"
-    draft, layers, size = speculation.get("draft_model"), speculation.get("mtp"), ""
-    if draft:
-        size = f" {draft['model']} ({_bytes(draft['weights_bytes'])})"
-    elif layers:
-        head = f"head {layers['head']} {_bytes(layers['heads_bytes'])}" if layers["heads_bytes"] else "the model's head"
-        size = f" ({_bytes(layers['weights_bytes'])}, {head})"
-    extension, by_layer = speculation.get("extension"), ""
+    size, extension, by_model = _drafting_model(speculation), speculation.get("extension"), ""
     if extension:
-        size, by_layer = f" with {extension}{size}", f", {speculation['num_model_steps']} of them by the MTP layer"
+        size, by_model = f" with {extension}{size}", f", {speculation['num_model_steps']} of them by the model"
+        by_model = by_model.replace("the model", "the MTP layer") if speculation.get("mtp") else by_model
     text = (
-        f"{speculation['method']}{size}, up to {speculation.get('num_speculative_tokens')} drafts{by_layer}, "
+        f"{speculation['method']}{size}, up to {speculation.get('num_speculative_tokens')} drafts{by_model}, "
         f"verify {speculation.get('verify_strategy')}, accept {speculation.get('accept_policy')}"
     )
     return text + (" -- LOSSY: the text may differ from plain decoding" if speculation.get("lossy") else "")
+
+
+def _drafting_model(speculation: Mapping[str, Any]) -> str:
+    """Return what drafts, and its size; empty if no model does."""
+    if draft := speculation.get("draft_model"):
+        return f" {draft['model']} ({_bytes(draft['weights_bytes'])})"
+    model = speculation.get("mtp") or speculation.get("head")
+    if not model:
+        return ""
+    parts = [_bytes(model["weights_bytes"])]
+    if taps := model.get("taps"):
+        parts.append(f"inputs of layers {', '.join(map(str, taps))}")
+    parts.append(f"head {model['head']} {_bytes(model['heads_bytes'])}" if model["heads_bytes"] else "the model's head")
+    return f"{' ' + model['model'] if 'model' in model else ''} ({', '.join(parts)})"
 
 
 def _bytes(count: int) -> str:

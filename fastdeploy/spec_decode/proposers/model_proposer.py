@@ -32,7 +32,10 @@ class ModelProposer(Proposer):
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
         """Draft for all requests together; each draft pass is one call of the model."""
-        counts = [min(quota.max_drafts, quota.max_draft_passes, self._max_draft_passes) for quota in quotas]
+        counts = [
+            min(quota.max_drafts, quota.max_draft_passes, self._max_draft_passes) if request.drafts_by_model else 0
+            for request, quota in zip(requests, quotas)
+        ]
         if not any(counts):
             return [NO_DRAFT] * len(requests)
         drafts = self._runner.draft(requests, counts)

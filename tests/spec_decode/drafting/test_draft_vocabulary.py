@@ -32,15 +32,15 @@ def test_only_large_vocabularies_are_sampled_in_part(vocab_size: int, sizes: lis
 
 def test_smallest_size_that_covers_recent_tokens_is_best() -> None:
     vocabulary = DraftVocabulary([10, 20, 40])
-    assert vocabulary.best_index() == 2  # nothing was observed yet
+    assert vocabulary.best_index([]) == 2  # nothing was observed yet
     vocabulary.observe(np.full(2000, 9))
-    assert vocabulary.best_index() == 0
+    assert vocabulary.best_index([]) == 0
     vocabulary.observe(np.full(100, 19))
-    assert vocabulary.best_index() == 1
+    assert vocabulary.best_index([]) == 1
     vocabulary.observe(np.full(100, 39))
-    assert vocabulary.best_index() == 2
+    assert vocabulary.best_index([]) == 2
     vocabulary.observe(np.full(2000, 10))
-    assert vocabulary.best_index() == 1
+    assert vocabulary.best_index([]) == 1
 
 
 @pytest.mark.parametrize("quantization", ["none", *FORMS])
@@ -71,9 +71,9 @@ def test_fewer_ids_change_drafts_but_not_the_output(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(draft_vocabulary, "MIN_VOCAB_SIZE", 512)
     few = drafting_engine()
     assert len(drafter_of(few).loop.vocab_sizes) == 4
-    monkeypatch.setattr(DraftVocabulary, "best_index", lambda self: 0)
+    monkeypatch.setattr(DraftVocabulary, "best_index", lambda self, requests: 0)
     assert run(few, requests) == texts
-    monkeypatch.setattr(DraftVocabulary, "best_index", lambda self: 3)
+    monkeypatch.setattr(DraftVocabulary, "best_index", lambda self, requests: 3)
     all_ids = drafting_engine()
     assert run(all_ids, requests) == texts
     assert all_ids.stats().num_accepted_tokens == whole.stats().num_accepted_tokens > 0

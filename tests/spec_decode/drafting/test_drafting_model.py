@@ -127,16 +127,16 @@ def test_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
         ({"model": "demo", "revision": "v9"}, "speculative_config.revision: 'v9' needs the name of a hub's model"),
         (
             {"method": "draft_model", "model": "layer"},
-            "speculative_config.model: layer is not a draft model but a model for method 'mtp'",
+            "speculative_config.method: 'draft_model' was given, but the files of layer are for 'mtp'",
         ),
         (
             {"method": "mtp", "model": "deepseek", "mtp_hidden_state": "raw"},
             "speculative_config.mtp_hidden_state: expected normed, got raw: only layers in ERNIE's form",
         ),
-        ({"model": "eagle"}, "speculative_config.method: 'eagle' is not available yet"),
+        ({"model": "eagle"}, "speculative_config.model: eagle: tensors do not match config.json: "),
         (
             {"method": "draft_model", "model": "eagle"},
-            "speculative_config.model: eagle is not a draft model but a model for method 'eagle'",
+            "speculative_config.method: 'draft_model' was given, but the files of eagle are for 'eagle'",
         ),
         (
             {"method": "mtp", "model": "eagle"},

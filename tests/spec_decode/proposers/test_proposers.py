@@ -33,7 +33,7 @@ class CountingRunner:
 
 
 def registered(method: str) -> Factory:
-    model = "demo/draft" if method == "draft_model" else None
+    model = "any" if method in ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator") else None
     config = parse_speculative_config({"method": method, "num_speculative_tokens": 4, "model": model})
     return lambda: make_proposer(config, CountingRunner())
 
