@@ -133,7 +133,7 @@ def test_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
             {"method": "mtp", "model": "deepseek", "mtp_hidden_state": "raw"},
             "speculative_config.mtp_hidden_state: expected normed, got raw: only layers in ERNIE's form",
         ),
-        ({"model": "eagle"}, "speculative_config.model: eagle: tensors do not match config.json: "),
+        ({"model": "eagle"}, "speculative_config.model: eagle/config.json: hidden_size is 128, but the target has 256"),
         (
             {"method": "draft_model", "model": "eagle"},
             "speculative_config.method: 'draft_model' was given, but the files of eagle are for 'eagle'",
