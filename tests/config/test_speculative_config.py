@@ -47,7 +47,9 @@ def test_suffix_takes_the_documented_keys() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_mapping_made_of_a_configuration_makes_it_again(method: str) -> None:
-    config = parse_speculative_config({"method": method, **({} if method in ("naive", "ngram", "suffix", "mtp") else {"model": "demo"})})
+    config = parse_speculative_config(
+        {"method": method, **({} if method in ("naive", "ngram", "suffix", "mtp") else {"model": "demo"})}
+    )
     assert parse_speculative_config(config.to_mapping()) == config
 
 
