@@ -9,15 +9,15 @@ namespace {
 using namespace fd::gpu;
 
 constexpr unsigned kThreads = 256;
-constexpr uint32_t kMinusInfinity = 0xFF800000u;
 
 FD_KERNEL void scatter_logits(In<float> x, In<int32_t> ids, Out<float> out, In<int32_t> device_rows, int num_rows,
                               int num_ids, int vocab_size) {
   const int row = static_cast<int>(block_index().x);
   if (row >= read_count(device_rows, num_rows)) return;
   const int thread = static_cast<int>(thread_index()), step = static_cast<int>(block_size());
+  const float minus_infinity = bit_cast<float>(0xFF800000u);
   float* logits = out.data + int64_t{row} * vocab_size;
-  for (int i = thread; i < vocab_size; i += step) logits[i] = bit_cast<float>(kMinusInfinity);
+  for (int i = thread; i < vocab_size; i += step) logits[i] = minus_infinity;
   sync_block();
   for (int i = thread; i < num_ids; i += step) {
     const int32_t id = ids.data[i];

@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy.ops import registry
 
-FAMILIES = "linear norm embedding gather attention batch_index sampling verify drafting experts"
+FAMILIES = "linear norm embedding gather attention batch_index sampling verify drafting experts logits"
 for _family in FAMILIES.split():
     importlib.import_module(f"fastdeploy.ops.{_family}")
 

@@ -13,7 +13,8 @@ from fastdeploy.ops.attention import allocate_kv_cache, append_attention, make_a
 from fastdeploy.ops.embedding import embedding, packed_embedding
 from fastdeploy.ops.gather import gather_rows, scatter_rows
 from fastdeploy.ops.linear import WeightPiece, linear, pack_linear
-from fastdeploy.ops.norm import NormParams, rms_norm
+from fastdeploy.ops.logits import scatter_logits
+from fastdeploy.ops.norm import NormParams, norm_gelu, rms_norm
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 HEADS = HeadLayout(2, 1, 16)
@@ -157,6 +158,18 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         lambda: embedding(ints(-1, 5), floats(5, 2), floats(2, 2), 2),
     ),
     ("gather_rows: rows: expected 0..2, got 3 at row 0", lambda: gather_rows(floats(3, 2), ints(3), floats(1, 2), 1)),
+    (
+        "scatter_logits: ids: expected columns of out, got 4",
+        lambda: scatter_logits(floats(1, 2), ints(0, 4), floats(1, 4), 1),
+    ),
+    (
+        "scatter_logits: ids: expected a CPU tensor of [2], got [1]",
+        lambda: scatter_logits(floats(1, 2), ints(0), floats(1, 4), 1),
+    ),
+    (
+        "norm_gelu: bias: expected a CPU tensor of [8], got [4]",
+        lambda: norm_gelu(floats(2, 8), floats(8), floats(4), floats(2, 8), 2, 1e-6),
+    ),
     ("scatter_rows: rows: expected rows of out, got -1", lambda: scatter_rows(floats(1, 2), ints(-1), floats(3, 2), 1)),
     ("scatter_rows: rows: expected rows of out, got 3", lambda: scatter_rows(floats(1, 2), ints(3), floats(3, 2), 1)),
     (

@@ -11,7 +11,7 @@ import pytest
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import linear, pack_linear
-from fastdeploy.ops.norm import NormParams, rms_norm
+from fastdeploy.ops.norm import NormParams, norm_gelu, rms_norm
 from fastdeploy.ops.quantized_form import FORMS
 from tests.ops.bits import assert_same_bits, bits
 
@@ -147,20 +147,24 @@ def test_nan_and_infinity_do_not_leave_their_rows(dtype: str, quantization: str,
     assert np.isnan(outs[1].astype("float32").numpy()[4]).all()
 
 
+@pytest.mark.parametrize("operator", ["rms_norm", "norm_gelu"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", [64, 100, 1024])
-def test_rms_norm(dtype: str, size: int) -> None:
+def test_norms(operator: str, dtype: str, size: int) -> None:
     row_counts = around([*range(1, 10), NORM_ELEMENTS // size])
-    x, weight = random_rows(max(row_counts), size, dtype, 1), random_rows(1, size, dtype, 2).reshape([size])
+    x, (weight, bias) = random_rows(max(row_counts), size, dtype, 1), random_rows(2, size, dtype, 2).unbind()
 
     def call(first: int, rows: int) -> paddle.Tensor:
-        out = paddle.zeros([rows, size], dtype)
-        rms_norm(x[first : first + rows], weight, out, rows, 1e-6)
+        out, part = paddle.zeros([rows, size], dtype), x[first : first + rows]
+        if operator == "rms_norm":
+            rms_norm(part, weight, out, rows, 1e-6)
+        else:
+            norm_gelu(part, weight, bias, out, rows, 1e-6)
         return out
 
     alone = one_row_at_a_time(call, max(row_counts))
     for rows in row_counts:
-        assert_same_bits(bits(call(0, rows)), alone[:rows], f"rms_norm {dtype}, {rows} rows")
+        assert_same_bits(bits(call(0, rows)), alone[:rows], f"{operator} {dtype}, {rows} rows")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

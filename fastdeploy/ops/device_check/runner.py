@@ -11,7 +11,19 @@ from pathlib import Path
 import paddle
 from numpy.typing import NDArray
 
-from fastdeploy.ops import attention, batch_index, drafting, embedding, gather, linear, norm, registry, sampling, verify
+from fastdeploy.ops import (
+    attention,
+    batch_index,
+    drafting,
+    embedding,
+    gather,
+    linear,
+    logits,
+    norm,
+    registry,
+    sampling,
+    verify,
+)
 from fastdeploy.ops.backend import Backend
 from fastdeploy.ops.device_check import golden
 from fastdeploy.ops.device_check.examples import Poisoner, Products, compare, compute, digest, taken_by
@@ -20,7 +32,18 @@ from fastdeploy.ops.device_check.report import write_line
 from fastdeploy.ops.device_check.rows import check_rows
 from fastdeploy.ops.registry import Lookup
 
-FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, norm, sampling, verify)  # they register
+FAMILIES = (
+    attention,
+    batch_index,
+    drafting,
+    embedding,
+    gather,
+    linear,
+    logits,
+    norm,
+    sampling,
+    verify,
+)  # they register
 HOST = "cpu"
 SHORT_STRIDE = 3  # of an operator's examples, each third one is computed in the short form
 FREED_ELEMENTS = 1 << 18
