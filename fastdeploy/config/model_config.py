@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 DType = Literal["bfloat16", "float32"]
 KV_CACHE_DTYPES = ("auto", "int8")
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
-_SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft", "demo/moe": _DEMO_MODEL / "moe"}
+_PARTS = ("draft", "moe", "eagle", "eagle3", "mlp", "medusa")
+_SHORT_NAMES = {"demo": _DEMO_MODEL, **{f"demo/{part}": _DEMO_MODEL / part for part in _PARTS}}
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 _RUN_AS = {"float16": "bfloat16", "half": "bfloat16", "float64": "float32", "double": "float32", "float": "float32"}

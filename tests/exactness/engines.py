@@ -30,6 +30,7 @@ CHUNKS = (7, 2048, 1, 64)
 NUM_DRAFTS = (5, 1, 16, 3)
 MODELS = ("mtp", "with_ngram", "with_suffix", "draft_model")
 METHODS = ("ngram", "suffix", "oracle", *MODELS)
+HEADS = {"eagle": "demo/eagle", "eagle3": "demo/eagle3", "mlp_speculator": "demo/mlp", "medusa": "demo/medusa"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def config(
             {
                 "method": "mtp" if method in EXTENSIONS else method,
                 "num_speculative_tokens": num_drafts,
-                "model": "demo/draft" if method == "draft_model" else None,
+                "model": "demo/draft" if method == "draft_model" else HEADS.get(method),
                 "mtp_strategy": method if method in EXTENSIONS else None,
                 "verify_strategy": verify_strategy,
                 "accept_policy": accept_policy,

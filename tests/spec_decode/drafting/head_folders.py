@@ -35,8 +35,8 @@ Tensors = dict[str, NDArray[Any]]
 class Weights:
     """Random tensors by names."""
 
-    def __init__(self, seed: int) -> None:
-        self.random, self.tensors = np.random.default_rng(seed), Tensors()
+    def __init__(self, seed: int, hidden: int) -> None:
+        self.random, self.tensors, self.hidden = np.random.default_rng(seed), Tensors(), hidden
 
     def linear(self, name: str, outputs: int, inputs: int, has_bias: bool = False) -> None:
         self.tensors[f"{name}.weight"] = self.random.normal(0, inputs**-0.5, (outputs, inputs)).astype(np.float32)
@@ -49,15 +49,15 @@ class Weights:
     def layer(self, name: str, inputs: int, has_input_norm: bool, is_joint: bool, qk_norm: bool, bias: bool) -> None:
         for part, outputs in (("q", NUM_HEADS), ("k", NUM_KV_HEADS), ("v", NUM_KV_HEADS)):
             self.linear(f"{name}.self_attn.{part}_proj", outputs * HEAD_DIM, inputs, bias)
-        self.linear(f"{name}.self_attn.o_proj", HIDDEN, NUM_HEADS * HEAD_DIM)
+        self.linear(f"{name}.self_attn.o_proj", self.hidden, NUM_HEADS * HEAD_DIM)
         for part in ("gate", "up"):
-            self.linear(f"{name}.mlp.{part}_proj", WIDTH, HIDDEN)
-        self.linear(f"{name}.mlp.down_proj", HIDDEN, WIDTH)
-        self.norm(f"{name}.post_attention_layernorm", HIDDEN)
+            self.linear(f"{name}.mlp.{part}_proj", WIDTH, self.hidden)
+        self.linear(f"{name}.mlp.down_proj", self.hidden, WIDTH)
+        self.norm(f"{name}.post_attention_layernorm", self.hidden)
         if has_input_norm:
-            self.norm(f"{name}.input_layernorm", HIDDEN)
+            self.norm(f"{name}.input_layernorm", self.hidden)
         if is_joint:
-            self.norm(f"{name}.hidden_norm", HIDDEN)
+            self.norm(f"{name}.hidden_norm", self.hidden)
         if qk_norm:
             for part in "qk":
                 self.norm(f"{name}.self_attn.{part}_norm", HEAD_DIM)
@@ -72,22 +72,29 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, NDArray
 
 
 def eagle(
-    folder: Path, seed: int = 0, fc_bias: bool = True, num_layers: int = 1, embedding: bool = False, prefix: str = ""
+    folder: Path,
+    seed: int = 0,
+    hidden: int = HIDDEN,
+    fc_bias: bool = True,
+    num_layers: int = 1,
+    embedding: bool = False,
+    prefix: str = "",
 ) -> Path:
     """Write a head of EAGLE."""
-    weights = Weights(seed)
-    weights.linear("fc", HIDDEN, 2 * HIDDEN, fc_bias)
+    weights = Weights(seed, hidden)
+    weights.linear("fc", hidden, 2 * hidden, fc_bias)
     for index in range(num_layers):
-        weights.layer(f"layers.{index}", HIDDEN, index > 0, False, False, False)
+        weights.layer(f"layers.{index}", hidden, index > 0, False, False, False)
     if embedding:
-        weights.linear("embed_tokens", VOCAB, HIDDEN)
+        weights.linear("embed_tokens", VOCAB, hidden)
     tensors = {f"{prefix}{name}": value for name, value in weights.tensors.items()}
-    return write(folder, {**LAYER, "num_hidden_layers": num_layers, "bias": fc_bias}, tensors)
+    return write(folder, {**LAYER, "hidden_size": hidden, "num_hidden_layers": num_layers, "bias": fc_bias}, tensors)
 
 
 def eagle3(
     folder: Path,
     seed: int = 0,
+    hidden: int = HIDDEN,
     taps: int = 3,
     num_layers: int = 1,
     reduced: bool = True,
@@ -98,45 +105,45 @@ def eagle3(
     **keys: Any,
 ) -> Path:
     """Write a head of EAGLE 3; `keys` are added to config.json."""
-    weights, num_ids = Weights(seed), DRAFT_VOCAB if reduced else VOCAB
+    weights, num_ids = Weights(seed, hidden), DRAFT_VOCAB if reduced else VOCAB
     if taps:
-        weights.linear("fc", HIDDEN, taps * HIDDEN)
+        weights.linear("fc", hidden, taps * hidden)
     if keys.get("fc_norm"):
         for index in range(taps):
-            weights.norm(f"fc_norm.{index}", HIDDEN)
-    weights.layer(layer_name, 2 * HIDDEN, True, True, qk_norm, qkv_bias)
+            weights.norm(f"fc_norm.{index}", hidden)
+    weights.layer(layer_name, 2 * hidden, True, True, qk_norm, qkv_bias)
     for index in range(1, num_layers):
-        weights.layer(f"layers.{index}", HIDDEN, True, False, qk_norm, qkv_bias)
-    weights.norm("norm", HIDDEN)
-    weights.linear("lm_head", num_ids, HIDDEN)
+        weights.layer(f"layers.{index}", hidden, True, False, qk_norm, qkv_bias)
+    weights.norm("norm", hidden)
+    weights.linear("lm_head", num_ids, hidden)
     if embedding:
-        weights.linear("embed_tokens", VOCAB, HIDDEN)
+        weights.linear("embed_tokens", VOCAB, hidden)
     tensors = weights.tensors
     if reduced:
         ids = np.sort(weights.random.permutation(VOCAB)[:num_ids])
         tensors["d2t"] = ids - np.arange(num_ids)
         tensors["t2d"] = np.isin(np.arange(VOCAB), ids)
-    config = {**LAYER, "num_hidden_layers": num_layers, "draft_vocab_size": num_ids}
+    config = {**LAYER, "hidden_size": hidden, "num_hidden_layers": num_layers, "draft_vocab_size": num_ids}
     return write(folder, {**config, "architectures": ["LlamaForCausalLMEagle3"], **keys}, tensors)
 
 
 def mlp_speculator(
-    folder: Path, seed: int = 0, n_predict: int = 4, tied: bool = True, scale_input: bool = True
+    folder: Path, seed: int = 0, hidden: int = HIDDEN, n_predict: int = 4, tied: bool = True, scale_input: bool = True
 ) -> Path:
     """Write an MLP speculator."""
-    weights = Weights(seed)
+    weights = Weights(seed, hidden)
     for index in range(1 if tied else n_predict):
         weights.linear(f"speculator.emb.{index}", VOCAB, INNER)
         weights.linear(f"speculator.head.{index}", VOCAB, INNER)
         weights.norm(f"speculator.ln.{index}", INNER)
         weights.tensors[f"speculator.ln.{index}.bias"] = weights.random.normal(0, 0.3, INNER).astype(np.float32)
     for index in range(2 if tied else n_predict):
-        weights.linear(f"speculator.proj.{index}", INNER, INNER if index else HIDDEN)
+        weights.linear(f"speculator.proj.{index}", INNER, INNER if index else hidden)
     config = {
         "architectures": ["MLPSpeculatorPreTrainedModel"],
         "model_type": "mlp_speculator",
         "vocab_size": VOCAB,
-        "emb_dim": HIDDEN,
+        "emb_dim": hidden,
         "inner_dim": INNER,
         "n_predict": n_predict,
         "tie_weights": tied,
@@ -148,6 +155,7 @@ def mlp_speculator(
 def medusa(
     folder: Path,
     seed: int = 0,
+    hidden: int = HIDDEN,
     num_heads: int = 4,
     num_blocks: int = 1,
     own_heads: bool = True,
@@ -157,14 +165,14 @@ def medusa(
     prefix: str = "",
 ) -> Path:
     """Write Medusa's heads in their original form, or in vLLM's."""
-    weights, num_ids = Weights(seed), DRAFT_VOCAB if reduced else VOCAB
+    weights, num_ids = Weights(seed, hidden), DRAFT_VOCAB if reduced else VOCAB
     for head in range(num_heads):
         for block in range(num_blocks):
             name = f"blocks.{head}.layers.{block}" if converted else f"{prefix}{head}.{block}.linear"
-            weights.linear(name, HIDDEN, HIDDEN, has_bias)
+            weights.linear(name, hidden, hidden, has_bias)
         if own_heads:
             name = f"lm_heads.{head}" if converted else f"{prefix}{head}.{num_blocks}"
-            weights.linear(name, num_ids, HIDDEN)
+            weights.linear(name, num_ids, hidden)
     tensors = weights.tensors
     if reduced:
         tensors["token_map"] = np.sort(weights.random.permutation(VOCAB)[:num_ids])
@@ -174,7 +182,7 @@ def medusa(
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
         "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
+        "hidden_size": hidden,
         "num_heads": num_heads,
         "num_hidden_layers": num_blocks,
         "medusa_fc_bias": has_bias,
