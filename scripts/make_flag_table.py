@@ -77,7 +77,8 @@ def _key_row(key: str, methods: list[str]) -> list[str]:
         methods_by_default.setdefault(default, []).append(f"`{method}`")
     flag, default = flags_of(CONFIGS[methods[-1]])[key], default_text(next(iter(methods_by_default)))
     if len(methods_by_default) > 1:
-        default = "; ".join(f"{', '.join(names)} {value}" for value, names in methods_by_default.items())
+        given = {value: names for value, names in methods_by_default.items() if value is not None}
+        default = "; ".join(f"{', '.join(names)} {value}" for value, names in given.items())
         default = f" (default: {default})"
     return [f"`{key}`", shown, flag.expected, flag.help + default]
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from fastdeploy.config.drafting_checkpoint import infer_method_of, number_of_drafts
+from fastdeploy.config.row_head_config import ROW_HEAD_METHODS
 from fastdeploy.config.speculative_config import (
     FIELD,
     MAX_DRAFTS,
@@ -34,7 +37,16 @@ def complete_by_files(config: AnyOtherModel, folder: Path) -> AnyOtherModel:
         raise ConfigError(
             f"{FIELD}.method", f"{config.method!r} was given, but the files of {config.model} are for {method!r}"
         )
-    if not config.has_default_k:
-        return config
     count = number_of_drafts(folder, config.method)
-    return config if count is None else config.with_drafts(min(count, MAX_DRAFTS))
+    if count is None:
+        return config
+    if config.has_default_k:
+        return config.with_drafts(min(count, MAX_DRAFTS))
+    return cut_passes(config, count) if config.method in ROW_HEAD_METHODS else config
+
+
+def cut_passes(config: AnyOtherModel, limit: int) -> AnyOtherModel:
+    """Return the configuration of a head that makes at most `limit` drafts; an extension may still add to them."""
+    if config.num_model_steps <= limit:
+        return config
+    return config.with_drafts(limit) if config.extension is None else replace(config, num_model_steps=limit)

@@ -129,7 +129,7 @@ class ModelBasedConfig(SpeculativeConfig, frozen=True):
 
     num_speculative_tokens: Annotated[
         int,
-        integer(1, MAX_DRAFTS, help="K, the maximum number of drafts (default: what the files of a head say, else 1)"),
+        integer(1, MAX_DRAFTS, help="K, the maximum number of drafts verified per step and request"),
     ] = _DERIVED
     model: Annotated[
         str | None,

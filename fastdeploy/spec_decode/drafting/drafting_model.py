@@ -95,8 +95,11 @@ def complete_speculation(config: EngineConfig) -> EngineConfig:
         path = find_checkpoint(speculative)
         assert path is not None, "the model is not a part of the target"
         completed = complete_by_files(speculative, Path(path))
-    if completed.num_speculative_tokens != speculative.num_speculative_tokens:
-        logger.info("%s: %d drafts, as its files say", path, completed.num_speculative_tokens)
+    count, asked = completed.num_model_steps, speculative.num_model_steps
+    if count < asked:
+        logger.warning("speculative_config: %s makes at most %d drafts, %d were asked for", path, count, asked)
+    elif count > asked:
+        logger.info("speculative_config: %s makes %d drafts, as its files say", path, count)
     return replace(config, speculative=completed)
 
 
