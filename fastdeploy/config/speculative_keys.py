@@ -50,7 +50,7 @@ def parse_speculative_config(mapping: Mapping[str, Any] | None) -> AnySpeculativ
         with problems.collecting():
             method = _resolve_method(mapping)
     problems.raise_all()
-    config = UnknownMethodConfig if method is None else CONFIGS[method]
+    config: type[AnySpeculativeConfig] = UnknownMethodConfig if method is None else CONFIGS[method]
     if config is NaiveConfig:
         values["num_speculative_tokens"] = 0
     extension = _extract_extension(values, config) if issubclass(config, ModelBasedConfig) else {}
