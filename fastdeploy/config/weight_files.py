@@ -109,7 +109,7 @@ def find_weight_files(directory: Path) -> list[Path]:
     if (directory / _SINGLE_FILE).exists():
         return [directory / _SINGLE_FILE]
     if (directory / INDEX_FILE).exists():
-        return _shards(directory / INDEX_FILE)
+        return find_shards(directory / INDEX_FILE)
     found = sorted(directory.glob("*.safetensors"))
     if len(found) == 1:
         return found
@@ -123,8 +123,17 @@ def find_weight_files(directory: Path) -> list[Path]:
     raise ConfigError("model", f"{directory} contains no *.safetensors")
 
 
-def _shards(index: Path) -> list[Path]:
-    """Return the files that an index names."""
+def has_safetensors(directory: Path) -> bool:
+    """Return whether a directory has safetensors files, or an index that names some."""
+    return (directory / INDEX_FILE).exists() or any(directory.glob("*.safetensors"))
+
+
+def find_shards(index: Path) -> list[Path]:
+    """Return the files that an index names.
+
+    Raises:
+        ConfigError: the index is not valid, or a file does not exist.
+    """
     weight_map = (read_json_object(index, "model") or {}).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ConfigError("model", f"cannot read {index}: expected a weight_map from tensor to file")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -16,6 +17,7 @@ from paddle import Tensor
 from safetensors import SafetensorError, safe_open
 
 from fastdeploy.config.foreign_formats import refuse_quantized_tensors
+from fastdeploy.config.torch_files import list_torch_files
 from fastdeploy.config.weight_files import find_weight_files, is_activation_scale, is_buffer, usual_name
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.finite import find_not_finite, is_finite
@@ -25,8 +27,8 @@ from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 _READABLE_DTYPES = ("BF16", "F16", "F32", "F64", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
+HEAD_DTYPES = ("I64", "I32", "U8", "BOOL")  # of lists of token ids, which draft heads have beside their weights
 CODE_DTYPES = ("I64", "I32", "I16", "I8", "U8", "F8_E4M3")  # of codes, packed or not, and of what belongs to them
-_ID_DTYPES = ("I64", "I32", "BOOL")  # of tables of token ids
 _DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 _NAMES_SHOWN = 24
 _NAME_LENGTH = 120  # characters of a name that are shown
@@ -107,14 +109,14 @@ class CheckpointFiles(StoredTensors, Protocol):
 
 
 class HeadFiles(CheckpointFiles, Protocol):
-    """The tensors of a draft head, of which some are tables of ids."""
+    """The tensors of a draft head, of which some are lists of token ids."""
 
     def stored(self, name: str) -> Tensor:
         """Return a tensor in the dtype in which it is stored, whose values are not checked."""
 
 
-class SafetensorsSource(WithoutCodes):
-    """The safetensors files of a checkpoint directory, mapped into memory.
+class MappedFiles(WithoutCodes, ABC):
+    """Tensors of files that are mapped into memory, of which a subclass knows the format.
 
     Tensors have their usual names, also in files of a bare decoder.
 
@@ -123,30 +125,22 @@ class SafetensorsSource(WithoutCodes):
         directory: where the files are.
     """
 
-    def __init__(self, directory: Path, is_quantized: bool = False, has_id_tables: bool = False) -> None:
-        """Open every file and read its header.
-
-        Args:
-            is_quantized: whether config.json says that weights are stored as codes.
-            has_id_tables: whether tensors may be tables of token ids, or of whether an id is used.
-
-        Raises:
-            ConfigError: there is no safetensors file, a file is incomplete or damaged, tensors are quantized, or a
-                dtype is not supported.
-        """
-        # All tensors are created at once: between packing steps, when the caches are cold, it takes five times as long.
-        self._tensors: dict[str, Tensor] = {}
+    def __init__(self, directory: Path) -> None:
+        self._stored: dict[str, Any] = {}  # what a subclass keeps of a tensor; Paddle cannot create empty tensors
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._file_names: dict[str, str] = {}
         self._kinds: dict[str, str] = {}
         self._checked: set[str] = set()  # whose values are finite
-        self._is_quantized = is_quantized
-        more = CODE_DTYPES if is_quantized else _ID_DTYPES if has_id_tables else ()
-        self._readable_dtypes = (*_READABLE_DTYPES, *more)
         self.header_formats: set[str] = set()
         self.directory = directory
-        for path in find_weight_files(directory):
-            self._open(path)
+
+    @abstractmethod
+    def _tensor(self, name: str) -> Tensor:
+        """Return a tensor, whose memory is the mapped file if it is stored in order."""
+
+    @abstractmethod
+    def _mapped_range(self, name: str) -> tuple[int, int]:
+        """Return the address and the number of bytes of a tensor in the mapped file."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -156,7 +150,7 @@ class SafetensorsSource(WithoutCodes):
     def leave_out(self, names: Iterable[str]) -> None:
         """Leave out tensors that belong to another part of the model."""
         for name in names:
-            self._tensors.pop(name, None)
+            self._stored.pop(name, None)
             self._shapes.pop(name, None)
 
     def rename(self, name: str, new_name: str) -> None:
@@ -165,16 +159,16 @@ class SafetensorsSource(WithoutCodes):
             by_names: tuple[dict[str, Any], ...] = self._shapes, self._file_names, self._kinds
             for by_name in by_names:
                 by_name[new_name] = by_name.pop(name)
-        if name in self._tensors:
-            self._tensors[new_name] = self._tensors.pop(name)
+        if name in self._stored:
+            self._stored[new_name] = self._stored.pop(name)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor whose memory is the mapped file, in the stored dtype.
+        """Return a tensor as `stored` does.
 
         Raises:
-            ConfigError: it has a value that is not finite.
+            ConfigError: it has no elements, or a value that is not finite.
         """
-        tensor = self._tensors[name]
+        tensor = self.stored(name)
         if name not in self._checked:
             if not is_finite(tensor):
                 raise self._not_finite(name)
@@ -182,14 +176,14 @@ class SafetensorsSource(WithoutCodes):
         return tensor
 
     def stored(self, name: str) -> Tensor:
-        """Return a tensor whose memory is the mapped file, in the stored dtype; its values are not checked.
+        """Return a tensor in the stored dtype, whose memory is the mapped file; its values are not checked.
 
         Raises:
             ConfigError: it has no elements.
         """
-        if name not in self._tensors:
+        if name not in self._stored:
             raise ConfigError("model", f"{self.where(name)} is empty")
-        return self._tensors[name]
+        return self._tensor(name)
 
     def where(self, name: str) -> str:
         """Return the file and the name of a tensor, as messages begin."""
@@ -209,7 +203,7 @@ class SafetensorsSource(WithoutCodes):
         Raises:
             ConfigError: one has a value that is not finite.
         """
-        wrong = find_not_finite({name: self._tensors[name] for name in names if name in self._tensors})
+        wrong = find_not_finite({name: self._tensor(name) for name in names if name in self._stored})
         if wrong is not None:
             raise self._not_finite(wrong)
         self._checked.update(names)
@@ -223,8 +217,48 @@ class SafetensorsSource(WithoutCodes):
 
     def release(self, name: str) -> None:
         """Give back the pages of the mapped file, which count as memory of the process while they are mapped."""
-        tensor = self._tensors.pop(name)
-        selected_backend().release_pages(tensor.data_ptr(), int(tensor.size) * int(tensor.element_size()))
+        address, num_bytes = self._mapped_range(name)
+        del self._stored[name]
+        selected_backend().release_pages(address, num_bytes)
+
+    def _add(self, name: str, path: Path, dtype: str, shape: Iterable[int]) -> None:
+        """Remember what a file's header says about a tensor.
+
+        Raises:
+            ConfigError: another file holds it too.
+        """
+        if name in self._shapes:
+            raise ConfigError("model", f"tensor {name} is in both {self._file_names[name]} and {path}")
+        self._shapes[name], self._kinds[name], self._file_names[name] = tuple(shape), dtype, path.name
+
+
+class SafetensorsSource(MappedFiles):
+    """The safetensors files of a checkpoint directory."""
+
+    def __init__(self, directory: Path, is_quantized: bool = False, more_dtypes: Sequence[str] = ()) -> None:
+        """Open every file and read its header.
+
+        Args:
+            is_quantized: whether config.json says that weights are stored as codes.
+            more_dtypes: dtypes that a tensor may have besides those of weights.
+
+        Raises:
+            ConfigError: there is no safetensors file, a file is incomplete or damaged, tensors are quantized, or a
+                dtype is not supported.
+        """
+        super().__init__(directory)
+        # All tensors are created at once: between packing steps, when the caches are cold, it takes five times as long.
+        self._is_quantized = is_quantized
+        self._dtypes = (*_READABLE_DTYPES, *(CODE_DTYPES if is_quantized else ()), *more_dtypes)
+        for path in find_weight_files(directory):
+            self._open(path)
+
+    def _tensor(self, name: str) -> Tensor:
+        return self._stored[name]
+
+    def _mapped_range(self, name: str) -> tuple[int, int]:
+        tensor = self._tensor(name)
+        return tensor.data_ptr(), int(tensor.size) * int(tensor.element_size())
 
     def _open(self, path: Path) -> None:
         try:
@@ -239,16 +273,14 @@ class SafetensorsSource(WithoutCodes):
             name, header = usual_name(stored_name), file.get_slice(stored_name)
             if is_buffer(name) or is_activation_scale(name):
                 continue
-            if (dtype := header.get_dtype()) not in self._readable_dtypes:
+            if header.get_dtype() not in self._dtypes:
                 raise ConfigError(
-                    "model", f"{path}: tensor {name} is stored as {dtype}, expected one of {self._readable_dtypes}"
+                    "model",
+                    f"{path}: tensor {name} is stored as {header.get_dtype()}, expected one of {self._dtypes}",
                 )
-            if name in self._shapes:
-                raise ConfigError("model", f"tensor {name} is in both {self._file_names[name]} and {path}")
-            self._shapes[name], self._kinds[name] = tuple(header.get_shape()), header.get_dtype()
-            if 0 not in self._shapes[name]:  # Paddle cannot create empty tensors, and models have none
-                self._tensors[name] = file.get_tensor(stored_name)
-            self._file_names[name] = path.name
+            self._add(name, path, header.get_dtype(), header.get_shape())
+            if 0 not in self._shapes[name]:
+                self._stored[name] = file.get_tensor(stored_name)
 
 
 class DummySource(WithoutCodes):
@@ -295,7 +327,8 @@ class DummySource(WithoutCodes):
 def digest_weight_files(directory: Path) -> str:
     """Digest the name, size, start and end of each weight file, which is fast and tells checkpoints apart."""
     digest = blake2b(digest_size=8)
-    for file in sorted([*directory.glob("*.safetensors"), *directory.glob("*.gguf")]):
+    files = [*directory.glob("*.safetensors"), *directory.glob("*.gguf")] or list_torch_files(directory)
+    for file in sorted(files):
         num_bytes = file.stat().st_size
         digest.update(f"{file.name}\0{num_bytes}\0".encode())
         with file.open("rb") as stream:

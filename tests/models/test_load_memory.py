@@ -17,6 +17,7 @@ from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.gguf.folder import gguf_folder
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weights import expected_shapes
+from tests.config.torch_writer import Stored, write_torch_file
 from tests.gguf.files import Tensor, make_gguf, num_bytes
 from tests.models.model_driver import GOLDEN
 
@@ -38,6 +39,25 @@ before = kib("VmRSS")
 formats = QuantizationConfig.from_value(sys.argv[2]) if sys.argv[2] else UNQUANTIZED
 model = load_model(config, max_rows=16, max_model_len=64, quantization=formats)
 print("ADDED", kib("VmHWM") - before, kib("VmRSS") - before, model.num_weight_bytes // 1024)
+"""
+READ_HEAD = """
+import sys
+from pathlib import Path
+from fastdeploy.models.files import open_head_files
+from fastdeploy.ops.registry import selected_backend
+
+def kib(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+selected_backend()
+before = kib("VmRSS")
+source = open_head_files(Path(sys.argv[1]))
+for name in list(source.shapes):
+    for piece in source.pieces(name, "bfloat16"):
+        assert piece.matrix.dtype.name == "BFLOAT16"
+    del piece
+    source.release(name)
+print("ADDED", kib("VmHWM") - before, kib("VmRSS") - before)
 """
 GGUF_METADATA: dict[str, Any] = {
     "general.architecture": "llama",
@@ -174,3 +194,13 @@ def test_codes_in_words_are_loaded_with_the_packed_weights_and_less_than_a_layer
     assert 24 * MIB < weights < 32 * MIB
     assert peak < weights + OTHERS_MIB * MIB
     assert kept < weights + OTHERS_MIB * MIB
+
+
+def test_a_draft_head_in_a_pytorch_file_is_read_with_the_pages_of_one_tensor_in_memory(tmp_path: Path) -> None:
+    shapes = {f"layers.{index}.x": (6144, 4096) for index in range(4)}  # 48 MiB each
+    write_torch_file(tmp_path / "x.bin", {name: Stored("BF16", shape) for name, shape in shapes.items()})
+    arguments = [sys.executable, "-c", READ_HEAD, str(tmp_path)]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
+    peak, kept = (int(value) / 1024 for value in done.stdout.split("ADDED")[1].split())
+    assert 48 < peak < 48 + OTHERS_MIB
+    assert kept < OTHERS_MIB

@@ -34,7 +34,7 @@ def find_head(folder: str, method: str, target: ModelConfig) -> HeadConfig:
         ConfigError: the head was made for another target, or a key, a tensor or an id is not valid.
     """
     with selected_backend().on_host():
-        files = open_head(Path(folder), target.dtype)
+        files = open_head(Path(folder))
         config = read_head_config(Path(folder), method, target, files.shapes)
         check_head_tensors(files, config)
         target_ids(files, config)
@@ -55,7 +55,7 @@ def load_eagle_head(
     """
     check_quantization(config.model, quantization)
     with selected_backend().on_host():
-        files = open_head(Path(config.model.path), config.model.dtype)
+        files = open_head(Path(config.model.path))
         ids = target_ids(files, config)
         shapes = expected_shapes(config)
         source: WeightSource = DummySource(shapes, seed=0) if load_choices == "dummy" else files

@@ -41,7 +41,7 @@ def find_row_head(folder: str, method: str, target: ModelConfig) -> RowHeadSizes
         ConfigError: the head was made for another target, or a key, a tensor or an id is not valid.
     """
     with selected_backend().on_host():
-        files = open_row_head(Path(folder), target.dtype)
+        files = open_row_head(Path(folder))
         config = read_row_head_config(Path(folder), method, target, files.shapes)
         check_row_head_tensors(files, config)
         _target_ids(files, config)
@@ -63,7 +63,7 @@ def load_row_head(
     """
     check_quantization(target.config, quantization)
     with selected_backend().on_host():
-        files, shapes = open_row_head(Path(config.path), target.config.dtype), expected_shapes(config)
+        files, shapes = open_row_head(Path(config.path)), expected_shapes(config)
         source: WeightSource = DummySource(shapes, seed=0) if load_choices == "dummy" else files
         loader = WeightLoader(target.config.dtype, source, shapes, None, quantization)
         if isinstance(config, MedusaSizes):

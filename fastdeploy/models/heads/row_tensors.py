@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fastdeploy.config.model_config import DType
 from fastdeploy.config.row_head_config import MedusaSizes, RowHeadSizes
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.files import open_head_files
@@ -23,13 +22,13 @@ _CONVERTED_BLOCK = re.compile(r"blocks\.(\d{1,2})\.layers\.(\d{1,2})\.(weight|bi
 _CONVERTED_HEAD = re.compile(r"lm_heads\.(\d{1,2})\.weight")
 
 
-def open_row_head(folder: Path, dtype: DType) -> HeadFiles:
+def open_row_head(folder: Path) -> HeadFiles:
     """Return the tensors of a head by their original names without a prefix.
 
     Raises:
         ConfigError: there are no weights, or a file is not valid.
     """
-    files = open_head_files(folder, dtype)
+    files = open_head_files(folder)
     names = list(files.shapes)
     blocks = [match for match in map(_CONVERTED_BLOCK.fullmatch, names) if match]
     num_blocks = 1 + max((int(match[2]) for match in blocks), default=0)

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy.config.head_config import HeadConfig
-from fastdeploy.config.model_config import DType
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.files import open_head_files
 from fastdeploy.models.heads.row_tensors import compare_shapes
@@ -23,13 +22,13 @@ D2T = "d2t"
 _NOT_READ = ("t2d",)  # the inverse of d2t
 
 
-def open_head(folder: Path, dtype: DType) -> HeadFiles:
+def open_head(folder: Path) -> HeadFiles:
     """Return the tensors of a head, by names without `model.` in which the first layer is `layers.0`.
 
     Raises:
         ConfigError: there are no weights, or a file is not valid.
     """
-    files = open_head_files(folder, dtype)
+    files = open_head_files(folder)
     files.leave_out([name for name in files.shapes if _usual(name) in _NOT_READ])
     for name in list(files.shapes):
         if _usual(name) != name:
