@@ -26,6 +26,7 @@ from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.packing import pack_checkpoint
+from tests.config.published_heads import HEADS, write_head
 from tests.exactness.requests import run_all
 
 DRAFT = Path(resolve_model_path("demo/draft"))
@@ -158,7 +159,8 @@ def test_model_of_another_method_or_without_files_is_refused_before_weights_are_
 ) -> None:
     write_tensors(tmp_path / "layer", "model.mtp_emb_norm.0.weight")
     write_tensors(tmp_path / "deepseek", "model.layers.14.eh_proj.weight")
-    write_tensors(tmp_path / "eagle", "fc.weight", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight")
+    (tmp_path / "eagle").mkdir()
+    write_head(tmp_path / "eagle", HEADS["yuhuili/EAGLE-LLaMA3-Instruct-8B"])
     (tmp_path / "eagle" / "config.json").write_text((DRAFT / "config.json").read_text())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
