@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import glob
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastdeploy.config.torch_files import find_torch_files, torch_weight_names
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.hub.gguf_choice import check_file_name, download_patterns, models_among, named_model, refuse_choice
 
@@ -81,7 +83,9 @@ HUBS = {
 }
 
 
-def download(name: str, revision: str, source: str, field: str = "model", gguf_file: str = "") -> Path:
+def download(
+    name: str, revision: str, source: str, field: str = "model", gguf_file: str = "", takes_torch: bool = False
+) -> Path:
     """Return the local directory of a hub's repository, or a GGUF file of it, after downloading what is missing.
 
     Args:
@@ -90,6 +94,8 @@ def download(name: str, revision: str, source: str, field: str = "model", gguf_f
         source: key of HUBS.
         field: the flag that gave the name, for errors.
         gguf_file: path of a GGUF file in the repository, which is then all that is downloaded, with its other parts.
+        takes_torch: whether PyTorch files are downloaded, without the state of a training, if there is no safetensors
+            file.
 
     Raises:
         ConfigError: the source is unknown, its client is not installed, the download failed, or the repository has no
@@ -109,10 +115,20 @@ def download(name: str, revision: str, source: str, field: str = "model", gguf_f
     branch = hub.default_branch if revision in DEFAULT_REVISIONS else revision
     if gguf_file:
         check_file_name(gguf_file)
-    patterns = download_patterns(gguf_file) if gguf_file else _PATTERNS
+
+    def fetch(patterns: list[str]) -> Path:
+        return Path(str(snapshot_download(**{hub.name_argument: name}, revision=branch, allow_patterns=patterns)))
+
     try:
-        folder = Path(str(snapshot_download(**{hub.name_argument: name}, revision=branch, allow_patterns=patterns)))
-        files = [] if _has_weights(folder, gguf_file) else hub.list_files(name, branch)
+        folder = fetch(download_patterns(gguf_file) if gguf_file else _PATTERNS)
+        has_weights = _has_weights(folder, gguf_file)
+        takes_torch = takes_torch and not gguf_file and not has_weights
+        wanted = _downloaded_torch_files(folder) if takes_torch else []  # found without asking the hub, as when offline
+        files = [] if has_weights or wanted else hub.list_files(name, branch)
+        if takes_torch and not models_among(files):
+            wanted = wanted or torch_weight_names(files)
+        if wanted:
+            return fetch([glob.escape(file) for file in wanted])
     except Exception as error:  # each client has its own errors for bad names, missing repositories, no network
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
@@ -130,3 +146,11 @@ def download(name: str, revision: str, source: str, field: str = "model", gguf_f
 def _has_weights(folder: Path, gguf_file: str) -> bool:
     """Return whether what was to be downloaded is there."""
     return (folder / gguf_file).is_file() if gguf_file else any(folder.glob("*.safetensors"))
+
+
+def _downloaded_torch_files(folder: Path) -> list[str]:
+    """Return the names of the PyTorch files that were downloaded; none if one of them is missing."""
+    try:
+        return [file.name for file in find_torch_files(folder)]
+    except ConfigError:
+        return []

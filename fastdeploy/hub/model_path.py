@@ -13,7 +13,9 @@ from fastdeploy.hub import gguf_choice, smollm2
 from fastdeploy.hub.clients import DEFAULT_REVISIONS, download
 
 
-def resolve_model_path(name: str, revision: str = "", field: str = "model", gguf_file: str = "") -> str:
+def resolve_model_path(
+    name: str, revision: str = "", field: str = "model", gguf_file: str = "", takes_torch: bool = False
+) -> str:
     """Return the directory of a model: a local one, a demonstration model, or a name on the hub of FD_MODEL_SOURCE.
 
     Demonstration models are `demo`, `demo/draft` and `demo/moe`, and `smollm2`, which is downloaded once. That of a
@@ -23,6 +25,7 @@ def resolve_model_path(name: str, revision: str = "", field: str = "model", gguf
         revision: branch, tag or commit on the hub; empty for its default branch.
         field: the flag that gave the name, for errors.
         gguf_file: path of a GGUF file in the directory or repository.
+        takes_torch: whether PyTorch files are downloaded from a hub if there is no safetensors file.
 
     Raises:
         ConfigError: there is no such model, a local model is given a revision, or the hub cannot be reached.
@@ -31,7 +34,7 @@ def resolve_model_path(name: str, revision: str = "", field: str = "model", gguf
     if revision not in DEFAULT_REVISIONS and (path is not None or name == smollm2.NAME):
         kind = "a local directory" if path is not None and path.is_dir() else "a GGUF file"
         raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is {kind}")
-    return str(folder_of(_fetch(name, revision, field, gguf_file) if path is None else path))
+    return str(folder_of(_fetch(name, revision, field, gguf_file, takes_torch) if path is None else path))
 
 
 def folder_of(path: Path) -> Path:
@@ -78,8 +81,8 @@ def find_local_model(name: str, field: str = "model", gguf_file: str = "") -> Pa
     return None
 
 
-def _fetch(name: str, revision: str, field: str, gguf_file: str) -> Path:
+def _fetch(name: str, revision: str, field: str, gguf_file: str, takes_torch: bool) -> Path:
     """Return the directory or the GGUF file of a model that is not local, after downloading it."""
     if name == smollm2.NAME:
         return smollm2.fetch(smollm2.SMOLLM2, field)
-    return download(name, revision, read_env().model_source, field, gguf_file)
+    return download(name, revision, read_env().model_source, field, gguf_file, takes_torch)

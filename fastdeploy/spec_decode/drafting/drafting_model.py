@@ -151,7 +151,9 @@ def find_checkpoint(speculative: ModelBasedConfig) -> str | None:
     """Return the directory of the drafting model; None if it is a part of the target."""
     if speculative.model is None:
         return None
-    return resolve_model_path(speculative.model, speculative.revision, gguf_file=speculative.gguf_file)
+    return resolve_model_path(
+        speculative.model, speculative.revision, gguf_file=speculative.gguf_file, takes_torch=True
+    )
 
 
 def load_drafting_model(drafting: DraftingModelConfig, config: EngineConfig, target: CausalLM) -> DraftingModel:
