@@ -125,7 +125,7 @@ def use_adaptive_length(engine: Engine, method: str, slope: float) -> None:
         return run(plan)
 
     engine.runner.run = step  # type: ignore[method-assign]
-    is_model = method in MODELS
+    is_model = method in MODELS or method in HEADS
     passes = DraftPasses(engine.proposer.name, 5, *2 * [StepTimes({1: 0.01})]) if is_model else None
     times = StepTimes({1: 1.0, 2: 1.0 + slope})
     policy = AdaptiveLength(times, passes, not is_model or method in EXTENSIONS, clock)
