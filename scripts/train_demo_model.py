@@ -6,14 +6,16 @@
     python scripts/train_demo_model.py train-moe   --work-dir DIR --steps N      main model with experts
     python scripts/train_demo_model.py train-mtp   --work-dir DIR --minutes 10   multi-token-prediction layer
     python scripts/train_demo_model.py train-draft --work-dir DIR --minutes 4.5  draft model
+    python scripts/train_demo_model.py train-heads --work-dir DIR --steps 1300   draft heads, written and measured
     python scripts/train_demo_model.py export      --work-dir DIR                writes the model folder
     python scripts/train_demo_model.py evaluate    --work-dir DIR                measures it, writes the card
-    python scripts/train_demo_model.py all         --work-dir DIR                everything above
+    python scripts/train_demo_model.py all         --work-dir DIR                everything above but the heads
 
 `train-mtp`, `export`, `evaluate` and `all` work on the dense model, or with `--model moe` on the one with experts,
-which has no draft model. Trainings save their state every few minutes, and the same command resumes them. A budget in
-steps instead of minutes gives the same training on a machine that other work slows down. Needs torch, tokenizers,
-safetensors and numpy; transformers for the check in `export`, matplotlib for the card's picture.
+which has no draft model. `train-heads` needs only the exported dense model and the files of `prepare`; `--heads`
+chooses among eagle, eagle3, mlp and medusa. Trainings save their state every few minutes, and the same command resumes
+them. A budget in steps instead of minutes gives the same training on a machine that other work slows down. Needs torch,
+tokenizers, safetensors and numpy; transformers for the check in `export`, matplotlib for the card's picture.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 DEMO_MODEL = Path(__file__).parent.parent / "fastdeploy" / "assets" / "demo_model"
 MODEL_DIRS = {"dense": DEMO_MODEL, "moe": DEMO_MODEL / "moe"}
 DEFAULT_MINUTES = {"train": 83.0, "train-mtp": 10.0, "train-draft": 4.5}
-DEFAULT_STEPS = {"train-moe": 840, "train-mtp": 500}  # of the model with experts
+DEFAULT_STEPS = {"train-moe": 840, "train-mtp": 500, "train-heads": 1300}  # train-mtp: of the model with experts
+HEADS = ("eagle", "eagle3", "mlp", "medusa")
 
 
 def run_prepare(arguments: argparse.Namespace) -> None:
@@ -50,7 +53,7 @@ def budget_of(arguments: argparse.Namespace, command: str) -> Budget:
 
     minutes, steps = (arguments.minutes, arguments.steps) if arguments.command == command else (None, None)
     if minutes is None and steps is None:
-        if arguments.model == "moe":
+        if arguments.model == "moe" or command not in DEFAULT_MINUTES:
             steps = DEFAULT_STEPS[command]
         else:
             minutes = DEFAULT_MINUTES[command]
@@ -94,6 +97,24 @@ def run_train_draft(arguments: argparse.Namespace) -> None:
     train_draft(arguments.work_dir, budget_of(arguments, "train-draft"), arguments.workers, plan)
 
 
+def run_train_heads(arguments: argparse.Namespace) -> None:
+    """Trains draft heads of the dense model, writes them beside it and prints one JSON line of figures."""
+    from demo_model.heads_evaluate import evaluate_heads
+    from demo_model.heads_export import write_head
+    from demo_model.heads_training import load_head, train_head
+    from demo_model.model import ModelShape
+    from demo_model.mtp import DistillationPlan
+
+    plan, budget = DistillationPlan(arguments.rows, arguments.rows // 2), budget_of(arguments, "train-heads")
+    heads, shape = {}, ModelShape()
+    for name in arguments.heads:
+        train_head(name, arguments.model_dir, arguments.work_dir, budget, arguments.workers, plan)
+        heads[name] = load_head(name, arguments.work_dir, shape)
+        write_head(name, heads[name], shape, arguments.model_dir / name)
+    figures = evaluate_heads(heads, arguments.model_dir)
+    print(json.dumps({name: asdict(figure) for name, figure in figures.items()}))
+
+
 def run_export(arguments: argparse.Namespace) -> None:
     """Writes the model folder and compares its logits with transformers'."""
     from demo_model.export import compare_with_transformers, write_checkpoint
@@ -124,6 +145,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "train-moe": run_train_moe,
     "train-mtp": run_train_mtp,
     "train-draft": run_train_draft,
+    "train-heads": run_train_heads,
     "export": run_export,
     "evaluate": run_evaluate,
 }
@@ -147,10 +169,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rows", type=int, default=640, help="generated rows to distil from, and half as many real ones"
     )
+    parser.add_argument("--heads", nargs="+", choices=HEADS, default=HEADS, help="train-heads: the heads to train")
     parser.add_argument("--pin", action="store_true", help="prepare: rewrite the hash list of the corpus")
     parser.add_argument("--device-name", default="two CPU cores", help="evaluate: named in the card")
     arguments = parser.parse_args()
-    implied = {"train": "dense", "train-draft": "dense", "train-moe": "moe"}.get(arguments.command)
+    implied = {"train": "dense", "train-draft": "dense", "train-heads": "dense", "train-moe": "moe"}.get(
+        arguments.command
+    )
     if implied is not None and arguments.model not in (None, implied):
         parser.error(f"{arguments.command} trains the {implied} model")
     arguments.model = implied or arguments.model or "dense"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 MUON_BATCH = 7  # matrices of one shape per task; a stack of experts is a task of its own
+TABLES = ("embed_tokens", "lm_head")  # names of matrices with a row per token, which AdamW trains
 BIAS_STEP = 0.001  # of a router's correction bias after each batch
 
 
@@ -96,7 +97,7 @@ class Optimizers:
     def __init__(self, module: nn.Module, matrix_lr: float, other_lr: float, num_threads: int = 1) -> None:
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         biases = [param for name, param in named if name.endswith("correction_bias")]
-        matrices = [param for name, param in named if param.ndim >= 2 and "embed_tokens" not in name]
+        matrices = [param for name, param in named if param.ndim >= 2 and not any(part in name for part in TABLES)]
         taken = {id(param) for param in (*biases, *matrices)}
         others = [param for _, param in named if id(param) not in taken]
         self.parts: list[torch.optim.Optimizer] = [
