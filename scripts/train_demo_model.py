@@ -99,6 +99,7 @@ def run_train_draft(arguments: argparse.Namespace) -> None:
 
 def run_train_heads(arguments: argparse.Namespace) -> None:
     """Trains draft heads of the dense model, writes them beside it and prints one JSON line of figures."""
+    from demo_model.heads_card import write_head_card
     from demo_model.heads_evaluate import evaluate_heads
     from demo_model.heads_export import write_head
     from demo_model.heads_training import load_head, train_head
@@ -112,6 +113,8 @@ def run_train_heads(arguments: argparse.Namespace) -> None:
         heads[name] = load_head(name, arguments.work_dir, shape)
         write_head(name, heads[name], shape, arguments.model_dir / name)
     figures = evaluate_heads(heads, arguments.model_dir)
+    for name, head in heads.items():
+        write_head_card(name, head, figures[name], arguments.work_dir, arguments.model_dir / name)
     print(json.dumps({name: asdict(figure) for name, figure in figures.items()}))
 
 

@@ -29,7 +29,7 @@ ROWS_AT_ONCE = 16
 @functools.cache
 def mapped_states(path: str, shape: tuple[int, ...]) -> Tensor:
     """Returns the bfloat16 states of a file, which each process maps once."""
-    return torch.from_numpy(np.memmap(path, np.int16, "r+", shape=shape)).view(torch.bfloat16)
+    return torch.from_numpy(np.memmap(path, np.int16, "c", shape=shape)).view(torch.bfloat16)
 
 
 @dataclass(frozen=True)

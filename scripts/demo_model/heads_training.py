@@ -67,5 +67,8 @@ def train_head(
 
 
 def load_head(name: str, work_dir: Path, shape: ModelShape) -> nn.Module:
-    """Returns a head from the state of its training."""
-    return load_student(work_dir / f"{name}.pt", "head.", make_head(name, shape))
+    """Returns a head from the state of its training, its parameters rounded to bfloat16, as they are exported."""
+    head = load_student(work_dir / f"{name}.pt", "head.", make_head(name, shape))
+    for param in head.parameters():
+        param.data = param.data.bfloat16().float()
+    return head
