@@ -17,7 +17,8 @@ CARD = """\
 # {title} of the demonstration model
 
 A trained draft head of {parameters_m:.1f} million parameters for the [demonstration model](../README.md), in the form
-in which such heads are published. {form}
+in which such heads are published.
+{form}
 
 | | |
 | --- | --- |
@@ -31,7 +32,8 @@ are counted.
 
 `python scripts/train_demo_model.py train-heads --heads {name} --work-dir DIR`; {tokens_m:.1f} M tokens in
 {steps:.0f} steps. A larger `--steps` continues it. The rows are those of the model's MTP layer: two thirds greedy
-continuations of the model, the others training text, with the states of the exported checkpoint. {loss}
+continuations of the model, the others training text, with the states of the exported checkpoint.
+{loss}
 """
 TAPS_LINES = """\
 | the same, with taps of one layer before | {below} |
@@ -40,23 +42,23 @@ TAPS_LINES = """\
 TITLES = {"eagle": "EAGLE head", "eagle3": "EAGLE-3 head", "mlp": "MLP speculator", "medusa": "Medusa heads"}
 FORMS = {
     "eagle": "Embedding and head are the model's; rotary pairs are halves of a head, as in every Llama file.",
-    "eagle3": f"It reads the inputs of the layers {', '.join(map(str, TAPS))} and drafts from the {DRAFT_VOCAB_SIZE:,} "
-    "tokens that\nthe model emits most often. Embedding: the model's; rotary pairs are halves of a head, as in every\n"
-    "Llama file.",
+    "eagle3": f"It reads the inputs of the layers {', '.join(map(str, TAPS))} and drafts from the "
+    f"{DRAFT_VOCAB_SIZE:,} tokens that the model emits most often.\nThe embedding is the model's; rotary pairs are "
+    "halves of a head, as in every Llama file.",
     "mlp": f"It makes {MLP_DRAFTS} drafts; inner width {MLP_WIDTH}, tied weights, scaled input.",
-    "medusa": f"It has {MEDUSA_HEADS} heads of one residual block each and uses the model's own head (vLLM's form,\n"
+    "medusa": f"It has {MEDUSA_HEADS} heads of one residual block each and uses the model's own head (vLLM's form, "
     "`original_lm_head`).",
 }
+DISTILLED = "the model's distribution (half of the weight on its most probable token)"
 LOSSES = {
-    "eagle": f"Loss as published: one step, smooth L1\ndistance of states plus {EAGLE_TOKEN_WEIGHT} times the "
-    f"cross-entropy, uniform noise of {EAGLE_NOISE} on the states. Recycled states\ndrift, so that acceptance falls "
+    "eagle": f"The loss is as published: one step, smooth L1 distance of states plus {EAGLE_TOKEN_WEIGHT} times the "
+    f"cross-entropy, uniform\nnoise of {EAGLE_NOISE} on the states. Recycled states drift, so that acceptance falls "
     "with depth.",
-    "eagle3": f"Loss: cross-entropy against the model's\nprobabilities on the draft vocabulary, "
-    f"{EAGLE3_STEPS} unrolled steps, each with {STEP_DECAY} times the weight of the one\nbefore.",
-    "mlp": "Loss: mean cross-entropy of the drafts\nagainst the model's distribution (half of the weight on its most "
-    "probable token).",
-    "medusa": f"Loss: cross-entropy of each head\nagainst the model's distribution (half of the weight on its most "
-    f"probable token), each head with {STEP_DECAY} times\nthe weight of the one before.",
+    "eagle3": "The loss is the cross-entropy against the model's probabilities on the draft vocabulary, over "
+    f"{EAGLE3_STEPS} unrolled\nsteps, each with {STEP_DECAY} times the weight of the one before.",
+    "mlp": f"The loss is the mean cross-entropy of the drafts against\n{DISTILLED}.",
+    "medusa": f"The loss is the cross-entropy of each head against\n{DISTILLED}, each head with {STEP_DECAY} times\n"
+    "the weight of the one before.",
 }
 
 
