@@ -103,6 +103,11 @@ Prompts are text; `<s>` goes before them (the tokenizer does it). A line break a
 token: end a prompt with `:` or with a line break *and* the whole indentation. The chat template renders system
 messages as comments and other messages as they are: send code, and it is continued.
 
+## Draft heads
+
+[`eagle/`](eagle/README.md), [`eagle3/`](eagle3/README.md), [`mlp/`](mlp/README.md) and [`medusa/`](medusa/README.md) are
+trained heads for this model, in the forms in which heads are published; `train-heads` makes them from this checkpoint.
+
 ## Limits
 
 Trained on few tokens of one library: outside of Python source its text has no meaning, and greedy continuations soon
