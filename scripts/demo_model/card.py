@@ -105,8 +105,9 @@ messages as comments and other messages as they are: send code, and it is contin
 
 ## Draft heads
 
-[`eagle/`](eagle/README.md), [`eagle3/`](eagle3/README.md), [`mlp/`](mlp/README.md) and [`medusa/`](medusa/README.md) are
-trained heads for this model, in the forms in which heads are published; `train-heads` makes them from this checkpoint.
+[`eagle/`](eagle/README.md), [`eagle3/`](eagle3/README.md), [`mlp/`](mlp/README.md) and [`medusa/`](medusa/README.md)
+are trained heads for this model, in the forms in which heads are published; `train-heads` makes them from this
+checkpoint.
 
 ## Limits
 
