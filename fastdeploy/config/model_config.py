@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 DType = Literal["bfloat16", "float32"]
 KV_CACHE_DTYPES = ("auto", "int8")
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
-_PARTS = ("draft", "moe", "eagle", "eagle3", "mlp", "medusa")
-_SHORT_NAMES = {"demo": _DEMO_MODEL, **{f"demo/{part}": _DEMO_MODEL / part for part in _PARTS}}
+_DEMO_PARTS = ("", "draft", "moe", "eagle", "eagle3", "mlp", "medusa")
+_SHORT_NAMES = {f"demo/{part}".strip("/"): _DEMO_MODEL / part for part in _DEMO_PARTS}
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 _RUN_AS = {"float16": "bfloat16", "half": "bfloat16", "float64": "float32", "double": "float32", "float": "float32"}
@@ -397,5 +397,4 @@ def _eos_token_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:
 
 def local_model_path(name: str) -> Path | None:
     """Return the local directory of a model, or None if there is none."""
-    path = _SHORT_NAMES.get(name) or Path(name).expanduser()
-    return path if path.is_dir() else None
+    return path if (path := _SHORT_NAMES.get(name) or Path(name).expanduser()).is_dir() else None

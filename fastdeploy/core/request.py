@@ -242,8 +242,7 @@ class Request:
         self.hands_over = source.hands_over
         prompt = prompt or Prompt(source)
         self.num_prompt_tokens = len(prompt.token_ids)
-        self.max_total_tokens = max_total_tokens
-        self.max_drafts = max_drafts
+        self.max_total_tokens, self.max_drafts = max_total_tokens, max_drafts
         self.drafts_by_model = source.params.speculative is None or source.params.speculative.method != MATCH
         self.constraint = constraint
         self.bad_words = source.bad_words

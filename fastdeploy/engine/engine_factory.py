@@ -57,6 +57,7 @@ from fastdeploy.spec_decode.drafting.drafting_model import (
     load_drafting_model,
     make_drafter,
 )
+from fastdeploy.spec_decode.drafting.loaded_models import key_balances
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
 from fastdeploy.structured_output.manager import StructuredOutputManager
@@ -155,8 +156,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         experts=_make_expert_counter(model, model_config),
     )
     if config.is_clustered or config.hands_over:
-        balances = model.key_balance, "" if drafting_model is None else drafting_model.key_balance
-        description["cluster"] = _join_cluster(engine, spec, drafting, balances, memory)
+        description["cluster"] = _join_cluster(engine, spec, drafting, key_balances(model, drafting_model), memory)
     return log_steps(engine, logger)
 
 

@@ -112,3 +112,8 @@ class LoadedEagleHead:
         """Return a runner that reads states which the target's steps make."""
         sizes = replace(config, hidden_size=self.head.config.model.hidden_size)
         return EagleRunner(self.head, target, caches, num_blocks, sizes)
+
+
+def key_balances(target: CausalLM, drafting: DraftingModel | None) -> tuple[str, str]:
+    """Return digests of what the keys of the target and of the drafting model are divided by; empty for none."""
+    return target.key_balance, "" if drafting is None else drafting.key_balance
