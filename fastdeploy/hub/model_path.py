@@ -18,7 +18,7 @@ def resolve_model_path(
 ) -> str:
     """Return the directory of a model: a local one, a demonstration model, or a name on the hub of FD_MODEL_SOURCE.
 
-    Demonstration models are `demo`, `demo/draft` and `demo/moe`, and `smollm2`, which is downloaded once. That of a
+    Demonstration models are `demo`, its parts such as `demo/draft`, and `smollm2`, which is downloaded once. That of a
     GGUF file is a folder in the cache directory with what the file says about the model.
 
     Args:
