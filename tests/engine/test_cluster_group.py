@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -27,7 +28,7 @@ from fastdeploy.models.decoder import CausalLM
 from fastdeploy.ops.golden import golden_digest
 from fastdeploy.scheduler.messages import NodeRecord, decode_record, encode
 from fastdeploy.scheduler.request_states import Role
-from fastdeploy.spec_decode.drafting.drafting_model import DraftingModel, key_balances
+from fastdeploy.spec_decode.drafting.loaded_models import DraftingModel, key_balances
 from fastdeploy.worker.block_mover import BlockMover
 from tests.exactness.engines import config, configured
 
@@ -148,6 +149,27 @@ def test_methods_of_speculation_may_differ_and_drafting_models_have_layouts_of_t
     speculative = parse_speculative_config({"method": "mtp", "num_speculative_tokens": 3, "mtp_hidden_state": "raw"})
     raw = cluster_of(clustered(config("mtp", 3), speculative=speculative))["layouts"]
     assert [part for part in raw if raw[part] == found["mtp"]["layouts"][part]] == ["target"]
+
+
+def test_trained_heads_have_layouts_of_their_own_and_equal_ones_in_any_folder(
+    plain: dict[str, Any], tmp_path: Path
+) -> None:
+    def layouts(method: str, model: str) -> dict[str, str]:
+        speculative = parse_speculative_config({"method": method, "model": model, "num_speculative_tokens": 3})
+        found = cluster_of(clustered(config("eagle", 3), speculative=speculative))
+        assert found["group"] == plain["group"]
+        return dict(found["layouts"])
+
+    eagle3 = layouts("eagle3", "demo/eagle3")
+    assert sorted(eagle3) == ["drafting", "states", "target"]
+    assert layouts("mlp_speculator", "demo/mlp") == {"target": eagle3["target"]}
+    shutil.copytree(resolve_model_path("demo/eagle3"), tmp_path / "copy")
+    assert layouts("eagle3", str(tmp_path / "copy")) == eagle3
+    file = tmp_path / "copy" / "config.json"
+    taps = {"eagle_aux_hidden_state_layer_ids": [1, 6, 10]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | taps))
+    for other in (layouts("eagle3", str(tmp_path / "copy")), layouts("eagle", "demo/eagle")):
+        assert [part for part in other if other[part] == eagle3[part]] == ["target"]
 
 
 @pytest.mark.parametrize("method", ["mtp", "draft_model"])

@@ -136,7 +136,7 @@ BOTH: list[tuple[Any, ...]] = [
     ("allowed_token_ids", [5, -1], "expected an integer in [0, "),
     ("prompt_logprobs", -1, "expected an integer in [0, 20] (--max-logprobs), got -1"),
     ("prompt_logprobs", 21, "expected an integer in [0, 20] (--max-logprobs), got 21"),
-    ("speculative", {"method": "mtp"}, 'expected "off" or nothing', "speculative.method"),
+    ("speculative", {"method": "mtp"}, 'expected "off", "match" or nothing', "speculative.method"),
     ("speculative", {"mode": "off"}, "unknown key; known keys: method, num_speculative_tokens", "speculative.mode"),
     ("speculative", {"num_speculative_tokens": 17}, "[0, 16]", "speculative.num_speculative_tokens"),
     ("logits_processors_args", {"x": 1}, "unknown key 'x'; known keys: logit_bias, thinking_budget"),

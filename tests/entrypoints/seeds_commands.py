@@ -11,9 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-EAGLE = "speculative_config.method: 'eagle' is not available yet"
-MLP_SPECULATOR = "speculative_config.method: 'mlp_speculator' is not available yet"
-
 
 @dataclass(frozen=True)
 class Command:
@@ -27,15 +24,11 @@ class Command:
 
 @dataclass(frozen=True)
 class Snippet:
-    """The arguments of `LLM` in a Python snippet, and the outcome.
-
-    `draft_config` is what the config.json of its drafting model says, where that is not a whole model.
-    """
+    """The arguments of `LLM` in a Python snippet, and the drafting model here that stands for its own."""
 
     name: str
     arguments: dict[str, Any]
-    outcome: str = ""
-    draft_config: dict[str, Any] | None = None
+    drafting_model: str = "demo/draft"
 
 
 COMMANDS = (
@@ -227,8 +220,7 @@ SNIPPETS = (
             "tensor_parallel_size": 4,
             "speculative_config": {"model": "ibm-ai-platform/llama3-70b-accelerator", "draft_tensor_parallel_size": 1},
         },
-        MLP_SPECULATOR,
-        {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"},
+        "demo/mlp",
     ),
     Snippet(
         "MLP speculator in separate arguments",
@@ -238,8 +230,7 @@ SNIPPETS = (
             "speculative_model": "ibm-fms/llama3-70b-accelerator",
             "speculative_draft_tensor_parallel_size": 1,
         },
-        MLP_SPECULATOR,
-        {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"},
+        "demo/mlp",
     ),
     Snippet(
         "EAGLE without its name",
@@ -248,8 +239,7 @@ SNIPPETS = (
             "tensor_parallel_size": 4,
             "speculative_config": {"model": "yuhuili/EAGLE-LLaMA3-Instruct-8B", "draft_tensor_parallel_size": 1},
         },
-        EAGLE,
-        {"architectures": ["EAGLEModel"], "model_type": "eagle"},
+        "demo/eagle",
     ),
     Snippet(
         "EAGLE",
@@ -266,7 +256,7 @@ SNIPPETS = (
                 "num_speculative_tokens": 2,
             },
         },
-        EAGLE,
+        "demo/eagle",
     ),
     Snippet(
         "suffix",

@@ -85,7 +85,7 @@ def test_speculative_options_are_accepted_or_refused_by_their_method(option: str
 def test_every_line_that_a_command_ends_with_is_documented() -> None:
     promised = re.findall(r"^\| .* \| `(.+)` \|$", PAGE, re.MULTILINE)
     assert promised
-    outcomes = [item.outcome for item in (*COMMANDS, *SNIPPETS) if item.outcome]
+    outcomes = [command.outcome for command in COMMANDS if command.outcome]
     outcomes += [outcome for _, outcome in SPECULATIVE_OPTIONS if outcome]
     for outcome in outcomes:
         reason = outcome.partition(": ")[2].partition(" (")[0].partition(";")[0]
@@ -181,40 +181,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def run_snippet(snippet: Snippet, model: str, folder: Path) -> str:
+def run_snippet(snippet: Snippet, model: str) -> str:
     """Run a snippet with nothing but its import line and the models' names changed; return what it prints."""
     script = SCRIPT.replace("from vllm import", "from fastdeploy import")
     arguments = {**snippet.arguments, "model": model}
-    draft = local_draft(snippet, folder)
     if "speculative_model" in arguments and arguments["speculative_model"] != "[ngram]":
-        arguments["speculative_model"] = draft
+        arguments["speculative_model"] = snippet.drafting_model
     elif "model" in arguments.get("speculative_config", {}):
-        arguments["speculative_config"] = {**arguments["speculative_config"], "model": draft}
+        arguments["speculative_config"] = {**arguments["speculative_config"], "model": snippet.drafting_model}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(script, {"arguments": arguments})
     return printed.getvalue()
 
 
-def local_draft(snippet: Snippet, folder: Path) -> str:
-    """Return a draft model of this machine, or a folder with the config.json that the snippet's model has."""
-    if snippet.draft_config is None:
-        return "demo/draft"
-    (folder / "config.json").write_text(json.dumps(snippet.draft_config))
-    return str(folder)
-
-
-@pytest.mark.parametrize("snippet", [one for one in SNIPPETS if not one.outcome], ids=by_name)
-def test_snippet_that_can_run_prints_its_text(snippet: Snippet, model: str, tmp_path: Path) -> None:
-    printed = run_snippet(snippet, model, tmp_path)
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=by_name)
+def test_snippet_prints_its_text(snippet: Snippet, model: str) -> None:
+    printed = run_snippet(snippet, model)
     assert re.search(r"""^Prompt: 'The future of AI is', Generated text: (['"]).+\1$""", printed, re.MULTILINE), printed
-
-
-@pytest.mark.parametrize("snippet", [one for one in SNIPPETS if one.outcome], ids=by_name)
-def test_snippet_that_cannot_run_raises_the_documented_line(snippet: Snippet, model: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        run_snippet(snippet, model, tmp_path)
-    assert str(caught.value).startswith(snippet.outcome)
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one.role], ids=by_name)

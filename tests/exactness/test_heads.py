@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import ModelBasedConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
@@ -20,9 +21,13 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.gguf.folder import gguf_folder
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.models.packing import pack_checkpoint
 from tests.exactness.engines import CHUNKS, HEADS, WAYS, Texts, build, check_speculation, config, use_adaptive_length
 from tests.exactness.requests import VARIANTS, make_requests, run_all, run_alone
+from tests.exactness.test_experts import make_requests as requests_for_tiny_models
+from tests.gguf.gguf_files import gguf_path
 from tests.pairwise import pairwise
 from tests.spec_decode.drafting import head_folders
 
@@ -109,6 +114,23 @@ def test_a_model_with_experts_has_the_plain_text_with_any_head(method: str, tmp_
     expected = run_alone(build(replace(config(), model="demo/moe")), asked)
     engine = build(drafting)
     assert run_all(engine, asked) == expected
+    assert engine.stats().num_draft_tokens > 0
+
+
+def test_a_packed_model_and_codes_of_a_gguf_file_have_their_plain_text_with_a_head(tmp_path: Path) -> None:
+    demo = ModelConfig.from_pretrained(resolve_model_path("demo"))
+    pack_checkpoint(demo, tmp_path / "packed", QuantizationConfig.from_value("wint8"))
+    engine = build(replace(config("eagle3", 3), model=str(tmp_path / "packed")))
+    assert run_all(engine, requests()) == plain_texts("wint8")
+    assert engine.stats().num_accepted_tokens > 0
+    folder = str(gguf_folder(gguf_path("qwen2_q8_0")))
+    gguf = ModelConfig.from_pretrained(folder)
+    head = head_folders.eagle(tmp_path / "head", hidden=gguf.hidden_size, vocab=gguf.vocab_size)
+    plain = replace(config(), model=folder, max_model_len=64)
+    speculative = parse_speculative_config({"model": str(head), "num_speculative_tokens": 3, "adaptive": False})
+    asked = requests_for_tiny_models()[:6]
+    engine = build(replace(plain, speculative=speculative))
+    assert run_all(engine, asked) == run_alone(build(plain), asked)
     assert engine.stats().num_draft_tokens > 0
 
 

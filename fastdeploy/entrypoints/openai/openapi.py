@@ -23,6 +23,7 @@ from fastdeploy.core.generation_request import MAX_SALT_LENGTH
 from fastdeploy.core.guided_decoding import BACKENDS
 from fastdeploy.core.sampling_params import (
     LOGIT_BIASES,
+    MATCH,
     MAX_BAD_WORD_IDS,
     MAX_ITEMS,
     MAX_STOP_LENGTH,
@@ -125,7 +126,7 @@ FIELD_SCHEMAS: dict[str, Schema] = {
     },
     "speculative": {
         "properties": {
-            "method": {"enum": ["off", None]},
+            "method": {"enum": ["off", MATCH, None]},
             "num_speculative_tokens": {"type": ["integer", "null"], **_bounds(NUM_SPECULATIVE_TOKENS)},
         },
         "additionalProperties": False,

@@ -48,7 +48,7 @@ class RequestFields(msgspec.Struct, kw_only=True):
         min_p: minimum probability, relative to the most probable token
         seed: the same request with the same seed gives the same tokens
         ignore_eos: continue after the model's end tokens
-        speculative: `{"method": "off"}` or `{"num_speculative_tokens": K}` for this request
+        speculative: `{"method": "off"}`, `{"method": "match"}` or `{"num_speculative_tokens": K}` for this request
         cache_salt: requests share cached prefixes only with requests of the same salt
         request_id: name of the request, which the response's `id` contains
         priority: requests of lower values start before others of the same client (default: 0)

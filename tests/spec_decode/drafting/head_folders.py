@@ -75,6 +75,7 @@ def eagle(
     folder: Path,
     seed: int = 0,
     hidden: int = HIDDEN,
+    vocab: int = VOCAB,
     fc_bias: bool = True,
     num_layers: int = 1,
     embedding: bool = False,
@@ -86,9 +87,10 @@ def eagle(
     for index in range(num_layers):
         weights.layer(f"layers.{index}", hidden, index > 0, False, False, False)
     if embedding:
-        weights.linear("embed_tokens", VOCAB, hidden)
+        weights.linear("embed_tokens", vocab, hidden)
     tensors = {f"{prefix}{name}": value for name, value in weights.tensors.items()}
-    return write(folder, {**LAYER, "hidden_size": hidden, "num_hidden_layers": num_layers, "bias": fc_bias}, tensors)
+    sizes = {"hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": num_layers}
+    return write(folder, {**LAYER, **sizes, "bias": fc_bias}, tensors)
 
 
 def eagle3(
