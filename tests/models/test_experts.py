@@ -297,5 +297,5 @@ def test_the_pages_of_a_tensor_are_given_back_and_it_is_not_read_again(tmp_path:
     assert resident_kib() >= 4096
     source.release("a")
     assert resident_kib() <= 16
-    with pytest.raises(KeyError):
+    with pytest.raises(ConfigError):
         source.read("a")
