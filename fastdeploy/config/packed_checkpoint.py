@@ -77,6 +77,7 @@ class PackedHeader:
         mtp_tensors: names of the tensors of the layers for multi-token prediction that are among the weights.
         mtp_quantization: formats of these layers.
         entries: the weights by their names.
+        embedding: digest of the embedding before it was packed; empty if it was stored as codes, or in older headers.
     """
 
     layout: str
@@ -88,6 +89,7 @@ class PackedHeader:
     mtp_tensors: tuple[str, ...]
     mtp_quantization: QuantizationConfig
     entries: Mapping[str, PackedEntry]
+    embedding: str = ""
 
     def to_json(self) -> str:
         """Return the text of the header file."""
@@ -152,6 +154,7 @@ def _parse(content: Mapping[str, Any]) -> PackedHeader:
         entries={name: _entry(name, entry) for name, entry in value("entries", dict).items()},
         quantization=_formats("quantization", content.get("quantization")),
         mtp_quantization=_formats("mtp_quantization", content.get("mtp_quantization")),
+        embedding=_expect("embedding", content.get("embedding", ""), str),
     )
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import paddle
 from paddle import Tensor
 
@@ -37,6 +36,7 @@ from fastdeploy.models.mtp_forms import FIELD, MTPForm, ernie_layers, find_forms
 from fastdeploy.models.mtp_source import MTPSource
 from fastdeploy.models.own_codes import keeps_codes, packed_form, packing_format
 from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.repeated_tables import are_equal
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import DummySource, WeightSource
@@ -48,7 +48,6 @@ from fastdeploy.ops.quantized_form import form_of
 from fastdeploy.ops.registry import selected_backend
 
 HEAD_FOR_DRAFTS = "head for drafts"
-_ROWS_COMPARED = 4096  # at a time, so that comparing needs little memory
 
 
 @dataclass(frozen=True)
@@ -222,10 +221,7 @@ def forms_without_copies(files: MTPSource, config: ModelConfig, architecture: Ar
 
     @cache
     def repeats(name: str, of_target: str) -> bool:
-        both = files.read(name), target.read(of_target)
-        starts = range(0, both[0].shape[0], _ROWS_COMPARED)
-        cuts = (slice(begin, begin + _ROWS_COMPARED) for begin in starts)
-        is_equal = all(np.array_equal(*(part[cut].astype(config.dtype).numpy() for part in both)) for cut in cuts)
+        is_equal = are_equal(files.read(name), target.read(of_target), config.dtype)
         if is_equal:
             files.release(name)
         return is_equal

@@ -20,6 +20,7 @@ from fastdeploy.models.mtp import collect_mtp_weights, forms_without_copies, nee
 from fastdeploy.models.mtp_source import MTPSource
 from fastdeploy.models.packed_store import PackedWriter, Progress
 from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.repeated_tables import digest_of
 from fastdeploy.models.weight_loader import WeightLoader
 from fastdeploy.models.weight_source import digest_weight_files
 from fastdeploy.models.weights import load_weights
@@ -65,6 +66,8 @@ def _pack(
     mtp_formats = formats.for_mtp_layers(config.dtype)
     with selected_backend().on_host():
         source, layout = open_source(config, architecture, "default_v1", seed=0)
+        name = architecture.names.embedding
+        embedding = "" if source.form(name) is not None else digest_of(source.read(name), config.dtype)
         weights = load_weights(config, architecture, source, on_progress, layout, formats, writer)
         decoder_bytes = sum(tensor.num_bytes for entry in writer.entries.values() for tensor in entry.tensors.values())
         if num_mtp_layers(config.path):
@@ -84,6 +87,7 @@ def _pack(
         mtp_tensors=mtp_tensors,
         mtp_quantization=mtp_formats,
         entries=writer.entries,
+        embedding=embedding,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from fastdeploy.ipc.child import DEFAULT_FACTORY
+from tests.drafting_models import speculation
 from tests.entrypoints.response_check import check_httpx_response
 from tests.mock_engine import FACTORY, save_mock_model
 
@@ -183,8 +184,7 @@ def node_pair(flags: Mapping[str, list[str]]) -> Iterator[dict[str, ServerProces
 @contextmanager
 def speculating_server(method: str) -> Iterator[ServerProcess]:
     """Run the demonstration model with four drafts of a method, and a parser of tool calls."""
-    config = {"method": method, "num_speculative_tokens": 4} if method != "naive" else {"method": method}
-    config |= {"model": "demo/draft"} if method == "draft_model" else {}
+    config = speculation(method, **({} if method == "naive" else {"num_speculative_tokens": 4}))
     flags = ("--max-model-len", "512", "--tool-call-parser", "hermes", "--speculative-config", json.dumps(config))
     with real_server("demo", *flags) as running:
         yield running

@@ -24,6 +24,8 @@ HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 STREAMED = {
     "/v1/completions": {"prompt": "hello", "max_tokens": 3},
     "/v1/chat/completions": HELLO,
+    "/v1/chat/completions/batch": {**HELLO, "messages": [HELLO["messages"]]},
+    "/invocations": HELLO,
     "/v1/messages": {"model": "default", **HELLO},
     "/v1/responses": {"input": "hello", "max_output_tokens": 3},
 }

@@ -11,7 +11,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from fastdeploy.config.speculative_config import METHODS
+from tests.drafting_models import SERVED_METHODS
 from tests.entrypoints.anthropic_client import messages_client
 from tests.entrypoints.chat_server import SPECIAL_TOKENS, TEMPLATE, rendered
 from tests.entrypoints.server_process import ServerProcess, real_server, speculating_server
@@ -68,7 +68,7 @@ def test_texts_and_calls_are_those_of_chats(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SERVED_METHODS)
 def test_texts_and_calls_are_those_of_chats_with_every_speculation_method(method: str) -> None:
     with speculating_server(method) as running:
         for form, chat_form in FORMS:

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from fastdeploy.config.speculative_config import METHODS
+from tests.drafting_models import SERVED_METHODS
 from tests.entrypoints import server_process
 from tests.entrypoints.response_check import checked_client, named_events
 from tests.entrypoints.server_process import ServerProcess, mock_server, speculating_server
@@ -199,7 +199,7 @@ def test_texts_and_calls_are_those_of_chats_of_the_real_engine(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SERVED_METHODS)
 def test_texts_and_calls_are_those_of_chats_with_every_speculation_method(method: str) -> None:
     with speculating_server(method) as running:
         for form, chat_form in FORMS:

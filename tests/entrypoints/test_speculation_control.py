@@ -13,19 +13,18 @@ from typing import Any
 import pytest
 
 from fastdeploy import LLM, SamplingParams
-from fastdeploy.config.speculative_config import METHODS
 from fastdeploy.core.outputs import CompletionOutput
 from fastdeploy.core.sampling_params import SpeculativeParams
+from tests.drafting_models import SERVED_METHODS, speculation
 from tests.entrypoints.server_process import ServerProcess, real_server
 from tests.entrypoints.test_lifecycle import metric
 
 PROMPT = "x = 1\nx = 1\nx = 1\nx = 1\nx = "
 
 
-@pytest.fixture(scope="module", params=[method for method in METHODS if method != "naive"])
+@pytest.fixture(scope="module", params=[method for method in SERVED_METHODS if method != "naive"])
 def llm(request: pytest.FixtureRequest) -> LLM:
-    config = {"method": request.param, "num_speculative_tokens": 4, "adaptive": False}
-    config |= {"model": "demo/draft"} if request.param == "draft_model" else {}
+    config = speculation(request.param, num_speculative_tokens=4, adaptive=False)
     return LLM("demo", max_model_len=256, speculative_config=config)
 
 

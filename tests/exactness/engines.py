@@ -22,6 +22,7 @@ from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
 from tests.doubles import OracleProposer
+from tests.drafting_models import DRAFTING_MODELS, HEADS
 from tests.exactness.requests import Text, run_all, run_alone
 
 Texts = dict[tuple[str, int], Text]
@@ -30,7 +31,6 @@ CHUNKS = (7, 2048, 1, 64)
 NUM_DRAFTS = (5, 1, 16, 3)
 MODELS = ("mtp", "with_ngram", "with_suffix", "draft_model")
 METHODS = ("ngram", "suffix", "oracle", *MODELS)
-HEADS = {"eagle": "demo/eagle", "eagle3": "demo/eagle3", "mlp_speculator": "demo/mlp", "medusa": "demo/medusa"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def config(
             {
                 "method": "mtp" if method in EXTENSIONS else method,
                 "num_speculative_tokens": num_drafts,
-                "model": "demo/draft" if method == "draft_model" else HEADS.get(method),
+                "model": DRAFTING_MODELS.get(method),
                 "mtp_strategy": method if method in EXTENSIONS else None,
                 "verify_strategy": verify_strategy,
                 "accept_policy": accept_policy,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import paddle
@@ -16,15 +17,21 @@ from fastdeploy.models.heads.eagle import EagleHead, EagleWeights, FirstLayerWei
 from fastdeploy.models.heads.taps import TapWeights
 from fastdeploy.models.heads.tensors import check_head_tensors, expected_shapes, open_head, target_ids
 from fastdeploy.models.layer_parts import LayerParts
-from fastdeploy.models.loader import load_head
+from fastdeploy.models.loader import load_head, open_source
 from fastdeploy.models.mlp_part import MLPPart
 from fastdeploy.models.mtp import needs_head
+from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.repeated_tables import are_equal, digest_of
 from fastdeploy.models.weight_loader import LinearSpec, StoredLinear, WeightLoader
-from fastdeploy.models.weight_source import DummySource, WeightSource
+from fastdeploy.models.weight_source import DummySource, HeadFiles, WeightSource
 from fastdeploy.models.weights import check_quantization
 from fastdeploy.ops.linear import PackedLinear, pack_linear
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.rotary import HeadLayout
+
+EMBEDDING = "embed_tokens.weight"
+
+logger = logging.getLogger("fastdeploy.engine")
 
 
 def find_head(folder: str, method: str, target: ModelConfig) -> HeadConfig:
@@ -60,8 +67,9 @@ def load_eagle_head(
         shapes = expected_shapes(config)
         source: WeightSource = DummySource(shapes, seed=0) if load_choices == "dummy" else files
         loader = WeightLoader(config.model.dtype, source, shapes, None, quantization)
+        has_embedding = config.has_embedding and (load_choices == "dummy" or not _repeats_embedding(files, target))
         weights = EagleWeights(
-            embedding=loader.table("embed_tokens.weight", quantization.attention) if config.has_embedding else None,
+            embedding=loader.table(EMBEDDING, quantization.attention) if has_embedding else None,
             first=_first_layer(loader, config),
             others=tuple(_layer(config, index).load(loader) for index in range(1, config.model.num_layers)),
             final_norm=loader.copy("norm.weight") if "norm.weight" in shapes else None,
@@ -69,6 +77,23 @@ def load_eagle_head(
             taps=_taps(loader, config),
         )
     return EagleHead(config, weights, target, ids)
+
+
+def _repeats_embedding(files: HeadFiles, target: CausalLM) -> bool:
+    """Return whether the head's embedding has the values of the target's, which is then used instead."""
+    config = target.config
+    own = files.read(EMBEDDING)
+    if config.packed is not None:
+        is_equal = digest_of(own, config.dtype) == config.packed.embedding
+    else:
+        architecture = find_architecture(config)
+        name = architecture.names.embedding
+        source, _ = open_source(config, architecture, "default_v1", seed=0)
+        is_equal = source.form(name) is None and are_equal(own, source.read(name), config.dtype)
+    if not is_equal:
+        num_bytes = int(own.size) * (2 if config.dtype == "bfloat16" else 4)
+        logger.info("the head's embedding is not the target's, and takes %.0f MiB", num_bytes / 2**20)
+    return is_equal
 
 
 def _first_layer(loader: WeightLoader, config: HeadConfig) -> FirstLayerWeights:
