@@ -125,6 +125,7 @@ def find_drafting_model(
         assert path is not None, "other drafting models have a checkpoint"
         if speculative.method in HEAD_METHODS:
             head = find_head(path, speculative.method, target)
+            check_device(head.model)
             model = head.model
             return DraftingModelConfig(
                 head.method, model, path, model.num_layers, model.state_bytes, block_size, context, head

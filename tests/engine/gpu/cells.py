@@ -5,7 +5,7 @@
 
 Without FD_GPU_EMULATED the engines run on a card.
 
-FOLDER holds the small model, `target`, and one that drafts for it, `draft`.
+FOLDER holds the small model, `target`, and those that draft for it, by their methods.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from fastdeploy.ops.backends.gpu.graph import BucketedGraphs
 from fastdeploy.ops.backends.gpu.library import DeviceLibrary, active
 from fastdeploy.ops.registry import is_exact, selected_backend
 from fastdeploy.worker.model_runner import ModelRunner
+from tests.drafting_models import DRAFTING_MODELS
 from tests.engine.hand_over import Pair
 from tests.exactness.engines import Texts
 from tests.exactness.requests import run_all, run_alone
@@ -119,7 +120,7 @@ def config_of(cell: Cell, folder: Path, device: str = "gpu") -> EngineConfig:
         "method": "mtp" if is_hybrid else cell.method,
         "mtp_strategy": cell.method if is_hybrid else None,
         "num_speculative_tokens": None if cell.method == "naive" else 3,
-        "model": str(folder / "draft") if cell.method == "draft_model" else None,
+        "model": str(folder / cell.method) if cell.method in DRAFTING_MODELS else None,
         "adaptive": None if cell.method == "naive" else False,
     }
     return EngineConfig(

@@ -19,9 +19,11 @@ from threading import Timer
 
 import pytest
 
+from tests.drafting_models import HEADS
 from tests.engine.gpu.cells import Answer, Cell
-from tests.engine.gpu.small_model import NUM_LAYERS, write_model
+from tests.engine.gpu.small_model import HIDDEN, NUM_LAYERS, VOCAB_SIZE, write_model
 from tests.pairwise import pairwise
+from tests.spec_decode.drafting import head_folders
 
 METHODS = ("ngram", "suffix", "mtp", "with_ngram", "draft_model")
 CELLS = [
@@ -73,7 +75,11 @@ class Worker:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small_model")
     write_model(folder / "target")
-    write_model(folder / "draft", seed=1, has_mtp_layer=False)
+    write_model(folder / "draft_model", seed=1, has_mtp_layer=False)
+    for method in HEADS:
+        write: Callable[..., Path] = getattr(head_folders, method)
+        taps = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]} if method == "eagle3" else {}
+        write(folder / method, hidden=HIDDEN, vocab=VOCAB_SIZE, **taps)
     return folder
 
 
@@ -117,6 +123,19 @@ def test_speculation_changes_no_text_on_a_gpu(cell: Cell, ask: Ask, plain: Calla
     assert (answer.num_replays > 0) == cell.graphs
     assert (answer.num_prefix_hits > 0) == cell.prefix_caching
     assert not cell.graphs or answer.num_paddle_calls == 0, "Paddle does nothing between a step's launch and its wait"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("method", HEADS)
+def test_trained_heads_change_no_text_on_a_gpu(
+    method: str, temperature: float, ask: Ask, plain: Callable[[Cell], list[list[int]]]
+) -> None:
+    cell = Cell(method, temperature=temperature)
+    answer = ask(cell)
+    assert (answer.error, answer.is_exact) == ("", True)
+    assert answer.texts == plain(cell)
+    assert answer.num_draft_tokens > 0 and answer.num_replays > 0
+    assert answer.num_paddle_calls == 0
 
 
 def test_the_temperature_and_the_cache_change_the_texts(plain: Callable[[Cell], list[list[int]]]) -> None:

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             target = write_gguf_model(folder / f"{name}.gguf", kind_of, is_tied=is_tied)
             draft = write_gguf_model(folder / f"{name}-draft.gguf", lambda _: "Q8_0", seed=1, is_tied=is_tied)
             (folder / name / "target").symlink_to(gguf_folder(target))
-            (folder / name / "draft").symlink_to(gguf_folder(draft))
+            (folder / name / "draft_model").symlink_to(gguf_folder(draft))
         yield folder
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 HIDDEN, VOCAB, NUM_LAYERS, DRAFT_VOCAB, INNER = 256, 4096, 14, 320, 48
-WIDTH, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS = 96, 32, 4, 2
+WIDTH, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS = 96, 64, 2, 1  # a GPU takes heads of 64
 LAYER: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -97,6 +97,7 @@ def eagle3(
     folder: Path,
     seed: int = 0,
     hidden: int = HIDDEN,
+    vocab: int = VOCAB,
     taps: int = 3,
     num_layers: int = 1,
     reduced: bool = True,
@@ -107,7 +108,7 @@ def eagle3(
     **keys: Any,
 ) -> Path:
     """Write a head of EAGLE 3; `keys` are added to config.json."""
-    weights, num_ids = Weights(seed, hidden), DRAFT_VOCAB if reduced else VOCAB
+    weights, num_ids = Weights(seed, hidden), DRAFT_VOCAB if reduced else vocab
     if taps:
         weights.linear("fc", hidden, taps * hidden)
     if keys.get("fc_norm"):
@@ -119,24 +120,31 @@ def eagle3(
     weights.norm("norm", hidden)
     weights.linear("lm_head", num_ids, hidden)
     if embedding:
-        weights.linear("embed_tokens", VOCAB, hidden)
+        weights.linear("embed_tokens", vocab, hidden)
     tensors = weights.tensors
     if reduced:
-        ids = np.sort(weights.random.permutation(VOCAB)[:num_ids])
+        ids = np.sort(weights.random.permutation(vocab)[:num_ids])
         tensors["d2t"] = ids - np.arange(num_ids)
-        tensors["t2d"] = np.isin(np.arange(VOCAB), ids)
-    config = {**LAYER, "hidden_size": hidden, "num_hidden_layers": num_layers, "draft_vocab_size": num_ids}
+        tensors["t2d"] = np.isin(np.arange(vocab), ids)
+    config = {**LAYER, "hidden_size": hidden, "vocab_size": vocab, "num_hidden_layers": num_layers}
+    config["draft_vocab_size"] = num_ids
     return write(folder, {**config, "architectures": ["LlamaForCausalLMEagle3"], **keys}, tensors)
 
 
 def mlp_speculator(
-    folder: Path, seed: int = 0, hidden: int = HIDDEN, n_predict: int = 4, tied: bool = True, scale_input: bool = True
+    folder: Path,
+    seed: int = 0,
+    hidden: int = HIDDEN,
+    vocab: int = VOCAB,
+    n_predict: int = 4,
+    tied: bool = True,
+    scale_input: bool = True,
 ) -> Path:
     """Write an MLP speculator."""
     weights = Weights(seed, hidden)
     for index in range(1 if tied else n_predict):
-        weights.linear(f"speculator.emb.{index}", VOCAB, INNER)
-        weights.linear(f"speculator.head.{index}", VOCAB, INNER)
+        weights.linear(f"speculator.emb.{index}", vocab, INNER)
+        weights.linear(f"speculator.head.{index}", vocab, INNER)
         weights.norm(f"speculator.ln.{index}", INNER)
         weights.tensors[f"speculator.ln.{index}.bias"] = weights.random.normal(0, 0.3, INNER).astype(np.float32)
     for index in range(2 if tied else n_predict):
@@ -144,7 +152,7 @@ def mlp_speculator(
     config = {
         "architectures": ["MLPSpeculatorPreTrainedModel"],
         "model_type": "mlp_speculator",
-        "vocab_size": VOCAB,
+        "vocab_size": vocab,
         "emb_dim": hidden,
         "inner_dim": INNER,
         "n_predict": n_predict,
@@ -158,6 +166,7 @@ def medusa(
     folder: Path,
     seed: int = 0,
     hidden: int = HIDDEN,
+    vocab: int = VOCAB,
     num_heads: int = 4,
     num_blocks: int = 1,
     own_heads: bool = True,
@@ -167,7 +176,7 @@ def medusa(
     prefix: str = "",
 ) -> Path:
     """Write Medusa's heads in their original form, or in vLLM's."""
-    weights, num_ids = Weights(seed, hidden), DRAFT_VOCAB if reduced else VOCAB
+    weights, num_ids = Weights(seed, hidden), DRAFT_VOCAB if reduced else vocab
     for head in range(num_heads):
         for block in range(num_blocks):
             name = f"blocks.{head}.layers.{block}" if converted else f"{prefix}{head}.{block}.linear"
@@ -177,13 +186,13 @@ def medusa(
             weights.linear(name, num_ids, hidden)
     tensors = weights.tensors
     if reduced:
-        tensors["token_map"] = np.sort(weights.random.permutation(VOCAB)[:num_ids])
+        tensors["token_map"] = np.sort(weights.random.permutation(vocab)[:num_ids])
     if not converted:  # files say two heads whatever they hold
         return write(folder, {"medusa_num_heads": 2, "medusa_num_layers": num_blocks}, tensors)
     config = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
-        "vocab_size": VOCAB,
+        "vocab_size": vocab,
         "hidden_size": hidden,
         "num_heads": num_heads,
         "num_hidden_layers": num_blocks,

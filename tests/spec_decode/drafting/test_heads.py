@@ -186,7 +186,7 @@ def test_random_sampling_takes_logits_at_the_places_of_the_target_s_ids(form: st
         (folders.eagle3, {"rope_theta": 10000.0}),
         (folders.eagle3, {"rms_norm_eps": 1e-2}),
         (folders.eagle3, {"speculators_model_type": "eagle3"}),
-        (folders.eagle, {"num_attention_heads": 2, "head_dim": 64, "num_key_value_heads": 1}),
+        (folders.eagle, {"num_attention_heads": 4, "head_dim": 32, "num_key_value_heads": 2}),
         (folders.mlp_speculator, {"scale_input": False}),
         (folders.mlp_speculator, {"n_predict": 3}),
     ],
