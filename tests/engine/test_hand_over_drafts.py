@@ -47,6 +47,30 @@ def test_a_request_drafts_with_mtp_only_if_the_states_arrive(requests: list[Gene
     assert accepted["equal"] > 0 == accepted["another"]
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode", "drafts"),
+    [
+        ("eagle3", "eagle", False),
+        ("mtp", "eagle3", False),
+        ("naive", "eagle", False),
+        ("eagle3", "mlp_speculator", True),
+        ("medusa", "naive", False),
+    ],
+)
+def test_engines_with_unlike_heads_exchange_the_target_s_blocks(
+    requests: list[GenerationRequest], plain: Texts, prefill: str, decode: str, drafts: bool
+) -> None:
+    pair = make_pair(plain, prefill, decode, caches_prefixes=False)
+    layouts = {"target": DIGESTS["target"], "drafting": "of another head", "states": "of another head"}
+    pair.second.transfer = make_kv_transfer(pair.second, 1, layouts)
+    pair.importing.attach("first", pair.exporting.arena)
+    for request in requests:
+        pair.add(request)
+    assert pair.texts() == plain
+    assert pair.importing.num_imported_blocks > 0
+    assert (pair.second.stats().num_draft_tokens > 0) == drafts, "a head with states drafts only where these arrive"
+
+
 def test_mtp_drafts_after_a_hand_over_as_on_one_engine(requests: list[GenerationRequest], plain: Texts) -> None:
     alone = build(config("mtp", 3))
     assert run_alone(alone, requests) == plain
