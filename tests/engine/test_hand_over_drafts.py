@@ -112,7 +112,7 @@ def run_on_two(pair: Pair, requests: list[GenerationRequest]) -> Deltas:
     return pair.deltas
 
 
-@pytest.mark.parametrize("method", ["mtp", "with_ngram", "draft_model", "eagle3", "mlp_speculator"])
+@pytest.mark.parametrize("method", ["mtp", "with_ngram", "draft_model", "eagle3"])
 @pytest.mark.parametrize("caches_prefixes", [False, True])
 def test_every_step_accepts_what_it_accepts_on_one_engine(
     requests: list[GenerationRequest],
