@@ -52,7 +52,7 @@ from benchmarks.workloads import WORKLOADS, Session, sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
-from fastdeploy.config.speculative_config import MAX_MODEL_STEPS, METHODS
+from fastdeploy.config.speculative_config import MAX_DRAFTS, METHODS
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.sampling_params import SamplingParams
@@ -168,7 +168,7 @@ def make_contenders(args: argparse.Namespace) -> list[Contender]:
     """Build naive, the methods that the model supports, and naive again, an engine of its own."""
     memory = SharedMemory(len(args.method) + 2, args.alike)
     contenders = [Contender(NAIVE, make_timed(NAIVE, args, memory))]
-    record = LayerRecord(MAX_MODEL_STEPS, args.max_prompt_tokens + args.max_tokens) if args.replay else None
+    record = LayerRecord(MAX_DRAFTS, args.max_prompt_tokens + args.max_tokens) if args.replay else None
     for method in args.method:
         kind = method_mapping(method, 1).get("method")
         if args.replay and kind not in (*TEXT_METHODS, "mtp", NAIVE):
