@@ -50,8 +50,10 @@ from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.shape_engine import SHAPE, shape_of_layers
 from benchmarks.workloads import WORKLOADS, Session, sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.head_config import HEAD_METHODS
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.row_head_config import ROW_HEAD_METHODS
 from fastdeploy.config.speculative_config import MAX_DRAFTS, METHODS
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
@@ -69,7 +71,8 @@ from fastdeploy.ops.attention import KVCache
 
 NAIVE, NAIVE_AGAIN, FIXED = "naive", "naive again", "-fixed"
 TEXT_METHODS = ("ngram", "suffix")  # draft from text alone
-ALL_METHODS = [*(method for method in METHODS if method != NAIVE), "mtp+ngram", "mtp+suffix"]
+METHODS_OF_DEMO = [method for method in METHODS if method != NAIVE and method not in (*HEAD_METHODS, *ROW_HEAD_METHODS)]
+ALL_METHODS = [*METHODS_OF_DEMO, "mtp+ngram", "mtp+suffix"]
 MAX_SLOWDOWN = 0.02  # against naive, beyond that of naive again: what is slower is named
 MODEL_STEPS = 3  # draft passes per step; matches may extend their drafts
 DRAFT_MODEL = "demo/draft"  # of the demonstration model; other models need a JSON mapping

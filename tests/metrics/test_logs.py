@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,8 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.metrics.logs import engine_line, set_up_engine_logging, set_up_logging, set_up_script_logging
 from tests.entrypoints.server_process import mock_server
 
-LOGGERS = ("fastdeploy", "fastdeploy.request", "uvicorn")
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 TEXT_LINE = re.compile(rf"{TIME} (DEBUG|INFO|WARNING|ERROR) [\w.]+: \S")
-
-
-@pytest.fixture(autouse=True)
-def fresh_logging() -> Iterator[None]:
-    """Restore the loggers after each test."""
-    kept = {name: logging.getLogger(name) for name in LOGGERS}
-    states = {name: (list(logger.handlers), logger.level, logger.propagate) for name, logger in kept.items()}
-    yield
-    for name, logger in kept.items():
-        logger.handlers[:], logger.level, logger.propagate = states[name]
 
 
 def emit_all_levels() -> None:
