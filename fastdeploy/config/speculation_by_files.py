@@ -13,13 +13,14 @@ from fastdeploy.config.speculative_config import (
     FIELD,
     MAX_DRAFTS,
     AnyOtherModel,
+    MTPConfig,
     UnknownMethodConfig,
 )
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 
 
-def complete_by_files(config: AnyOtherModel, folder: Path) -> AnyOtherModel:
+def complete_by_files(config: AnyOtherModel, folder: Path) -> AnyOtherModel | MTPConfig:
     """Return the configuration with the method and the number of drafts that the files in a folder say.
 
     Args:
@@ -31,7 +32,9 @@ def complete_by_files(config: AnyOtherModel, folder: Path) -> AnyOtherModel:
     method = infer_method_of(folder)
     if isinstance(config, UnknownMethodConfig):
         completed = parse_speculative_config({**config.given, "method": method})
-        assert isinstance(completed, AnyOtherModel), "the model is not a part of the target"
+        if isinstance(completed, MTPConfig):
+            return completed
+        assert isinstance(completed, AnyOtherModel), "the files are a drafting model's"
         config = completed
     elif method != config.method:
         raise ConfigError(

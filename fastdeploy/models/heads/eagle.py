@@ -81,7 +81,6 @@ class EagleWeights:
 
     Attributes:
         head: of the drafts; None if it is the target's.
-        has_own_head: whether `head` was trained with the draft head, instead of being a copy of the target's.
         taps: empty if the state is the target's after its final norm.
     """
 

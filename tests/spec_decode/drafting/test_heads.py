@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from fastdeploy.config.head_config import HEAD_METHODS
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.config.quantization import UNQUANTIZED
+from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import NO_DRAFT, Request
 from fastdeploy.core.step import ScheduledRequest, StepPlan
@@ -26,6 +26,7 @@ from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.heads.load_eagle import find_head, load_eagle_head
 from fastdeploy.models.heads.load_row_head import find_row_head, load_row_head
 from fastdeploy.models.loader import load_model
+from fastdeploy.models.packing import pack_checkpoint
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.spec_decode.drafting.eagle_runner import EagleRunner
@@ -259,3 +260,24 @@ def test_wrong_ids_of_a_reduced_vocabulary_are_refused(
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ConfigError, match=message):
         find_head(str(folder), "eagle3", ModelConfig.from_pretrained(DEMO))
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_an_embedding_that_repeats_the_target_s_is_not_loaded(is_packed: bool, tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(DEMO)
+    if is_packed:
+        pack_checkpoint(config, tmp_path / "packed", QuantizationConfig.from_value("w8a8"))
+        config = ModelConfig.from_pretrained(tmp_path / "packed")
+    model = load_model(config, max_rows=16, max_model_len=MAX_LEN)
+    folder = folders.eagle(tmp_path / "head", embedding=True)
+    tensors = load_file(folder / "model.safetensors")
+
+    def has_own_embedding() -> bool:
+        head = load_eagle_head(find_head(str(folder), "eagle", config), model, UNQUANTIZED, "default_v1")
+        assert (head._embedding is not model.shared.embedding) == (head.num_weight_bytes > 4096 * 256 * 2)
+        return head._embedding is not model.shared.embedding
+
+    assert has_own_embedding()
+    tensors["embed_tokens.weight"] = read_tensors(DEMO / "model.safetensors")["model.embed_tokens.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    assert not has_own_embedding()
