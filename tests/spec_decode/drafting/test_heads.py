@@ -20,8 +20,11 @@ from fastdeploy.config.head_config import HEAD_METHODS
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.core.request import NO_DRAFT, Request
+from fastdeploy.core.request import NO_DRAFT, GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import ScheduledRequest, StepPlan
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.heads.load_eagle import find_head, load_eagle_head
 from fastdeploy.models.heads.load_row_head import find_row_head, load_row_head
@@ -33,13 +36,18 @@ from fastdeploy.spec_decode.drafting.eagle_runner import EagleRunner
 from fastdeploy.spec_decode.drafting.row_runner import RowRunner
 from fastdeploy.worker.full_step import make_request
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
+from tests.drafting_models import HEADS as DEMO_HEADS
+from tests.exactness.engines import build, config
+from tests.exactness.requests import run_all
 from tests.models.model_driver import Driver
 from tests.spec_decode.drafting import head_folders as folders
+from tests.spec_decode.drafting.engines import record_drafts
 from tests.spec_decode.heads_definition import HEADS, Drafts, TargetView, log_softmax, read_tensors
 
 DEMO = Path(folders.__file__).resolve().parents[3] / "fastdeploy" / "assets" / "demo_model"
 TOKENS = [int(i) for i in np.random.default_rng(5).integers(3, 4096, 24)]
 MAX_LEN, BLOCK, NUM_BLOCKS, MAX_SEQS, MAX_DRAFTS = 64, 16, 8, 2, 4
+HEADINGS = ("class Stack:", "class Queue(Base):", "# The items of a list\nclass List:")
 INPUTS, OUTPUTS = [2, 7, 11], [1, 6, 10]  # the same states, by the two ways of numbering them
 
 Form = Callable[[Path], Path]
@@ -92,7 +100,7 @@ def target() -> CausalLM:
 
 
 @cache
-def view() -> TargetView:
+def view(tokens: tuple[int, ...] = tuple(TOKENS)) -> TargetView:
     """Return what the target computes for all tokens but the last."""
     model = target()
     driver = Driver(model, captures=False)
@@ -100,10 +108,10 @@ def view() -> TargetView:
     model.store_hidden_states(model.output[:0], taps=recorded)  # type: ignore[arg-type]
     model._states = None
     sequence = driver.start()
-    driver.step([(sequence, TOKENS[:-1])])
+    driver.step([(sequence, tokens[:-1])])
     model._taps = None
     embedding = read_tensors(DEMO / "model.safetensors")["model.embed_tokens.weight"]
-    states = model.output[: len(TOKENS) - 1].numpy().copy()
+    states = model.output[: len(tokens) - 1].numpy().copy()
     return TargetView(states, np.stack([recorded.inputs[i] for i in range(15)]), embedding, embedding)
 
 
@@ -281,3 +289,29 @@ def test_an_embedding_that_repeats_the_target_s_is_not_loaded(is_packed: bool, t
     tensors["embed_tokens.weight"] = read_tensors(DEMO / "model.safetensors")["model.embed_tokens.weight"]
     save_file(tensors, folder / "model.safetensors")
     assert not has_own_embedding()
+
+
+@pytest.mark.parametrize(("chunk", "num_blocks"), [(2048, None), (5, None), (2048, 5)])
+@pytest.mark.parametrize("method", DEMO_HEADS)
+def test_every_draft_of_an_engine_is_that_of_the_definition(method: str, chunk: int, num_blocks: int | None) -> None:
+    """After chunks, prefix hits and preemptions, too, so that as many drafts are accepted."""
+    tokenizer = Tokenizer.from_pretrained(DEMO)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    prompts = [
+        tokenizer.encode(f"{text}\n    def push(self, item):\n        self.items.append(item)\n") for text in HEADINGS
+    ]
+    requests = [GenerationRequest(f"r{i}", prompt, params) for i, prompt in enumerate(prompts)]
+    assert min(map(len, prompts)) > 16 and max(map(len, prompts)) < MAX_LEN - 20
+    engine = build(config(method, 3, chunk, num_blocks, prefix_caching=True, dtype="float32"))
+    definition = HEADS[method](Path(resolve_model_path(DEMO_HEADS[method])), "float64")
+    for _ in range(2):
+        drafts = record_drafts(engine)
+        texts = run_all(engine, requests)
+        wholes = [(*r.prompt_token_ids, *texts[r.request_id, 0].token_ids) for r in requests]
+        found = [(context, draft) for (context, _), draft in drafts.items() if draft]
+        assert len(found) > 20
+        for context, draft in found:
+            whole = next(whole for whole in wholes if whole[: len(context)] == context)
+            assert list(draft) == definition.drafts(list(context), view(whole), len(draft)).ids
+    assert engine.stats().num_prefix_hit_tokens > 0
+    assert (engine.stats().num_preemptions > 0) == (num_blocks is not None)
