@@ -17,6 +17,7 @@ from fastdeploy.core.errors import ConfigError
 
 PLANNED_METHODS = ("hydra", "peagle", "dflash", "dspark")
 ERNIE_MARK = ".mtp_"  # in the name of every tensor of ERNIE's layer for multi-token prediction
+MAX_LAYERS = 8  # of heads
 MAX_DRAFTS = 1024  # of which a file may speak; more are an error of the file
 _SPECULATORS = "speculators_model_type"  # says what a file in the format of speculators is
 _LAYER = re.compile(r"(.*\.)?layers\.\d+\.")  # DeepSeek's layer for multi-token prediction is one with an eh_proj
@@ -80,6 +81,35 @@ def number_of_drafts(folder: Path, method: str) -> int | None:
             check_values(proposal, {"speculative_tokens": _DRAFTS}, f"{file}: ", f"{section}.proposal_methods")
             return proposal["speculative_tokens"]
     return None
+
+
+def refuse_head_as_model(folder: Path) -> None:
+    """Refuse a trained head that is given as the model itself.
+
+    Raises:
+        ConfigError: says how to use it, and names its target if the files do.
+    """
+    config = _read_config(folder)
+    num_layers = config.get("num_hidden_layers")
+    if not config or (isinstance(num_layers, int) and num_layers > MAX_LAYERS):
+        return
+    try:
+        method = infer_method_of(folder)
+    except ConfigError:
+        return  # reading it as a model says what is wrong
+    if method in _HEADS:
+        name = _target_of(config)
+        target = f"its target, {name}," if name else "its target"
+        problem = f"{folder} is a trained head for method {method!r}, not a model"
+        raise ConfigError("model", f'{problem}; serve {target} with --speculative-config \'{{"model": "{folder}"}}\'')
+
+
+def _target_of(config: Mapping[str, Any]) -> str:
+    """Return the name of the model for which a head was trained; empty if its config.json does not say it."""
+    match config:
+        case {"speculators_config": {"verifier": {"name_or_path": str(name)}}} | {"base_model_name_or_path": str(name)}:
+            return name[:120]
+    return ""
 
 
 def _bare_names(tensors: _Tensors) -> dict[str, StoredTensor]:

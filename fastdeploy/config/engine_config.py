@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastdeploy.config.context_limit import ContextLength, ContextLimit
+from fastdeploy.config.drafting_checkpoint import refuse_head_as_model
 from fastdeploy.config.flag import check_fields, choice, integer, integer_or_auto, mapping, number, switch, text
 from fastdeploy.config.gpu_config import GpuConfig
 from fastdeploy.config.model_config import KV_CACHE_DTYPES, ModelConfig
@@ -212,7 +213,12 @@ class EngineConfig:
         problems.raise_all()
 
     def read_model(self, folder: str, *, reads_weights: bool = True) -> ModelConfig:
-        """Read the checkpoint's JSON files as the flags say; see `ModelConfig.from_pretrained`."""
+        """Read the checkpoint's JSON files as the flags say; see `ModelConfig.from_pretrained`.
+
+        Raises:
+            ConfigError: it is a trained head, or `from_pretrained` refuses it.
+        """
+        refuse_head_as_model(Path(folder))
         return ModelConfig.from_pretrained(
             folder,
             dtype=self.dtype,

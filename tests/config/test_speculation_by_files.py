@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.drafting_checkpoint import PLANNED_METHODS
+from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.speculation_by_files import complete_by_files
 from fastdeploy.config.speculative_config import ModelBasedConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.hub.model_path import resolve_model_path
 from tests.config.published_heads import HEADS, write_head
+from tests.drafting_models import HEADS as HEADS_OF_DEMO
 from tests.spec_decode.drafting import head_folders
 
 
@@ -58,3 +61,19 @@ def test_files_say_the_number_of_drafts_unless_it_is_given_and_a_head_makes_no_m
 def test_a_method_that_contradicts_the_files_is_refused_with_both_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'eagle3' was given, but the files of owner/name are for 'eagle'"):
         completed(head_folders.eagle(tmp_path), method="eagle3")
+
+
+@pytest.mark.parametrize("method", HEADS_OF_DEMO)
+def test_a_head_in_place_of_the_model_is_refused_with_how_to_use_it(method: str) -> None:
+    folder = resolve_model_path(HEADS_OF_DEMO[method])
+    with pytest.raises(
+        ConfigError, match=f"is a trained head for method {method!r}, not a model; serve its target with"
+    ):
+        EngineConfig(model=folder).read_model(folder)
+
+
+def test_the_target_of_a_head_is_named_if_its_files_do(tmp_path: Path) -> None:
+    named = {"speculators_config": {"verifier": {"name_or_path": "owner/target"}}}
+    folder = head_folders.eagle3(tmp_path, speculators_model_type="eagle3", **named)
+    with pytest.raises(ConfigError, match="serve its target, owner/target, with --speculative-config"):
+        EngineConfig(model=str(folder)).read_model(str(folder))
