@@ -17,6 +17,7 @@ from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import ModelBasedConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
@@ -93,6 +94,19 @@ def test_matches_extend_the_drafts_of_a_head(method: str, strategy: str) -> None
     engine = build(replace(config(), speculative=speculative))
     assert run_all(engine, requests()) == plain_texts("bfloat16")
     assert set(engine.stats().drafted_per_source) >= {method, strategy.removeprefix("with_")}
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_forms_of_output_have_the_plain_text(method: str) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    forms = (GuidedDecodingParams(json=schema), GuidedDecodingParams(regex=r"[a-z ]{1,60}"))
+    asked = [
+        replace(r, params=SamplingParams(temperature=float(i % 2), seed=i, max_tokens=40, guided_decoding=form))
+        for i, (r, form) in enumerate(zip(requests()[:6], forms * 3))
+    ]
+    engine = build(config(method, 3))
+    assert run_all(engine, asked) == run_alone(build(config()), asked)
+    assert engine.stats().num_draft_tokens > 0
 
 
 def test_a_request_may_draft_by_matching_only() -> None:
