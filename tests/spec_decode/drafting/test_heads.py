@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from fastdeploy.config.head_config import HEAD_METHODS
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.core.request import NO_DRAFT, GenerationRequest, Request
+from fastdeploy.core.request import NO_DRAFT, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import ScheduledRequest, StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.engine import Engine
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.heads.load_eagle import find_head, load_eagle_head
@@ -48,6 +50,7 @@ DEMO = Path(folders.__file__).resolve().parents[3] / "fastdeploy" / "assets" / "
 TOKENS = [int(i) for i in np.random.default_rng(5).integers(3, 4096, 24)]
 MAX_LEN, BLOCK, NUM_BLOCKS, MAX_SEQS, MAX_DRAFTS = 64, 16, 8, 2, 4
 HEADINGS = ("class Stack:", "class Queue(Base):", "# The items of a list\nclass List:")
+NUM_TOKENS = 20
 INPUTS, OUTPUTS = [2, 7, 11], [1, 6, 10]  # the same states, by the two ways of numbering them
 
 Form = Callable[[Path], Path]
@@ -90,19 +93,19 @@ class RecordedStates:
     states: Tensor
 
     def read(self, layer: int, hidden: Tensor, num_rows: int) -> None:
-        self.inputs[layer] = hidden[:num_rows].numpy().copy()
+        self.inputs[layer] = hidden[:num_rows].astype("float32").numpy()
 
 
 @cache
-def target() -> CausalLM:
-    config = ModelConfig.from_pretrained(DEMO, dtype="float32")
+def target(dtype: str = "float32") -> CausalLM:
+    config = ModelConfig.from_pretrained(DEMO, dtype=dtype)
     return load_model(config, max_rows=64, max_model_len=MAX_LEN)
 
 
 @cache
-def view(tokens: tuple[int, ...] = tuple(TOKENS)) -> TargetView:
+def view(tokens: tuple[int, ...] = tuple(TOKENS), dtype: str = "float32") -> TargetView:
     """Return what the target computes for all tokens but the last."""
-    model = target()
+    model = target(dtype)
     driver = Driver(model, captures=False)
     recorded = RecordedStates({}, model.output)
     model.store_hidden_states(model.output[:0], taps=recorded)  # type: ignore[arg-type]
@@ -111,7 +114,7 @@ def view(tokens: tuple[int, ...] = tuple(TOKENS)) -> TargetView:
     driver.step([(sequence, tokens[:-1])])
     model._taps = None
     embedding = read_tensors(DEMO / "model.safetensors")["model.embed_tokens.weight"]
-    states = model.output[: len(tokens) - 1].numpy().copy()
+    states = model.output[: len(tokens) - 1].astype("float32").numpy()
     return TargetView(states, np.stack([recorded.inputs[i] for i in range(15)]), embedding, embedding)
 
 
@@ -291,27 +294,77 @@ def test_an_embedding_that_repeats_the_target_s_is_not_loaded(is_packed: bool, t
     assert not has_own_embedding()
 
 
-@pytest.mark.parametrize(("chunk", "num_blocks"), [(2048, None), (5, None), (2048, 5)])
-@pytest.mark.parametrize("method", DEMO_HEADS)
-def test_every_draft_of_an_engine_is_that_of_the_definition(method: str, chunk: int, num_blocks: int | None) -> None:
-    """After chunks, prefix hits and preemptions, too, so that as many drafts are accepted."""
+def demo_prompts(headings: Sequence[str], body: str) -> list[list[int]]:
     tokenizer = Tokenizer.from_pretrained(DEMO)
-    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    prompts = [
-        tokenizer.encode(f"{text}\n    def push(self, item):\n        self.items.append(item)\n") for text in HEADINGS
-    ]
+    prompts = [tokenizer.encode(f"{heading}\n{body}") for heading in headings]
+    assert min(map(len, prompts)) > 16 and max(map(len, prompts)) < MAX_LEN - NUM_TOKENS
+    return prompts
+
+
+def drafts_of_text(engine: Engine, prompts: Sequence[list[int]]) -> list[tuple[tuple[int, ...], int, tuple[int, ...]]]:
+    """Return, for each draft of the greedy continuations, the whole text, the length of its context and the draft."""
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     requests = [GenerationRequest(f"r{i}", prompt, params) for i, prompt in enumerate(prompts)]
-    assert min(map(len, prompts)) > 16 and max(map(len, prompts)) < MAX_LEN - 20
+    drafts = record_drafts(engine)
+    texts = run_all(engine, requests)
+    wholes = [(*r.prompt_token_ids, *texts[r.request_id, 0].token_ids) for r in requests]
+    found = [(context, draft) for (context, _), draft in drafts.items() if draft]
+    return [
+        (next(whole for whole in wholes if whole[: len(context)] == context), len(context), draft)
+        for context, draft in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "num_blocks", "pauses"),
+    [(2048, None, False), (5, None, False), (2048, 5, False), (2048, None, True)],
+)
+@pytest.mark.parametrize("method", DEMO_HEADS)
+def test_every_draft_of_an_engine_is_that_of_the_definition(
+    method: str, chunk: int, num_blocks: int | None, pauses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After chunks, prefix hits, preemptions and pauses, too, so that as many drafts are accepted."""
+    prompts = demo_prompts(HEADINGS, "    def push(self, item):\n        self.items.append(item)\n")
     engine = build(config(method, 3, chunk, num_blocks, prefix_caching=True, dtype="float32"))
+    if pauses:
+
+        def draft_quotas(plan: StepPlan, ready: list[Request]) -> list[DraftQuota]:
+            return [DraftQuota(r.draft_room, r.draft_room) for r in ready if r.num_output_tokens % 8 > 5]
+
+        monkeypatch.setattr(engine.length_policy, "draft_quotas", draft_quotas)
     definition = HEADS[method](Path(resolve_model_path(DEMO_HEADS[method])), "float64")
     for _ in range(2):
-        drafts = record_drafts(engine)
-        texts = run_all(engine, requests)
-        wholes = [(*r.prompt_token_ids, *texts[r.request_id, 0].token_ids) for r in requests]
-        found = [(context, draft) for (context, _), draft in drafts.items() if draft]
-        assert len(found) > 20
-        for context, draft in found:
-            whole = next(whole for whole in wholes if whole[: len(context)] == context)
-            assert list(draft) == definition.drafts(list(context), view(whole), len(draft)).ids
+        found = drafts_of_text(engine, prompts)
+        assert len(found) > (5 if pauses else 20)
+        for whole, length, draft in found:
+            assert list(draft) == definition.drafts(list(whole[:length]), view(whole), len(draft)).ids
     assert engine.stats().num_prefix_hit_tokens > 0
     assert (engine.stats().num_preemptions > 0) == (num_blocks is not None)
+
+
+@pytest.mark.parametrize(("num_prompts", "tolerance"), [(24, 0.03), pytest.param(200, 0.01, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("method", DEMO_HEADS)
+def test_in_bfloat16_as_many_drafts_are_accepted_as_of_the_definition(
+    method: str, num_prompts: int, tolerance: float
+) -> None:
+    """The smaller sample allows for the chance that its few differences fall on one side."""
+    engine = build(config(method, 3, dtype="bfloat16"))
+    definition = HEADS[method](Path(resolve_model_path(DEMO_HEADS[method])), "float64")
+    sampled = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True)
+    start = Tokenizer.from_pretrained(DEMO).encode("class Stack:\n    def ")
+    requests = [GenerationRequest(f"r{i}", start, replace(sampled, seed=i)) for i in range(num_prompts)]
+    found = drafts_of_text(engine, [[*start, *text.token_ids] for text in run_all(engine, requests).values()])
+    num_drafted = num_accepted = num_expected = 0
+    for whole, length, draft in found:
+        following = whole[length:][: len(draft)]
+        expected = definition.drafts(list(whole[:length]), view(whole, "bfloat16"), len(draft)).ids
+        num_drafted += len(draft)
+        num_accepted += num_equal(draft, following)
+        num_expected += num_equal(expected, following)
+    assert num_drafted > 500
+    assert abs(num_accepted - num_expected) <= tolerance * num_drafted
+
+
+def num_equal(draft: Sequence[int], following: Sequence[int]) -> int:
+    """Return how many drafts are accepted before `following`."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(draft, following)))
