@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from tests.drafting_models import HEADS
 from tests.gguf.rewritten import write_gguf
+from tests.spec_decode.drafting import head_folders
 
 VOCAB_SIZE, HIDDEN, INNER, NUM_LAYERS, NUM_HEADS, HEAD_DIM = 512, 64, 128, 2, 2, 64
 CYCLE = 11  # tokens after which a text repeats itself, if nothing else happens
@@ -39,6 +41,14 @@ def write_model(folder: Path, seed: int = 0, noise: float = 1.2, has_mtp_layer: 
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(_CONFIG))
     return folder
+
+
+def write_heads(folder: Path) -> None:
+    """Write a random head of every method for the small model."""
+    for method in HEADS:
+        write: Callable[..., Path] = getattr(head_folders, method)
+        taps = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]} if method == "eagle3" else {}
+        write(folder / method, hidden=HIDDEN, vocab=VOCAB_SIZE, **taps)
 
 
 def model_tensors(seed: int, noise: float, rng: np.random.Generator | None = None) -> Tensors:

@@ -21,9 +21,8 @@ import pytest
 
 from tests.drafting_models import HEADS
 from tests.engine.gpu.cells import Answer, Cell
-from tests.engine.gpu.small_model import HIDDEN, NUM_LAYERS, VOCAB_SIZE, write_model
+from tests.engine.gpu.small_model import NUM_LAYERS, write_heads, write_model
 from tests.pairwise import pairwise
-from tests.spec_decode.drafting import head_folders
 
 METHODS = ("ngram", "suffix", "mtp", "with_ngram", "draft_model")
 CELLS = [
@@ -76,10 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small_model")
     write_model(folder / "target")
     write_model(folder / "draft_model", seed=1, has_mtp_layer=False)
-    for method in HEADS:
-        write: Callable[..., Path] = getattr(head_folders, method)
-        taps = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]} if method == "eagle3" else {}
-        write(folder / method, hidden=HIDDEN, vocab=VOCAB_SIZE, **taps)
+    write_heads(folder)
     return folder
 
 

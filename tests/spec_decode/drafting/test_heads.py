@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from paddle import Tensor
 from safetensors.numpy import load_file, save_file
 
 from fastdeploy.config.head_config import HEAD_METHODS
@@ -44,6 +43,7 @@ from tests.exactness.requests import run_all
 from tests.models.model_driver import Driver
 from tests.spec_decode.drafting import head_folders as folders
 from tests.spec_decode.drafting.engines import record_drafts
+from tests.spec_decode.drafting.recorded_states import RecordedStates
 from tests.spec_decode.heads_definition import HEADS, Drafts, TargetView, log_softmax, read_tensors
 
 DEMO = Path(folders.__file__).resolve().parents[3] / "fastdeploy" / "assets" / "demo_model"
@@ -83,17 +83,6 @@ FORMS: dict[str, tuple[str, Form]] = {
     "medusa-converted": ("medusa", partial(folders.medusa, converted=True, own_heads=False)),
     "medusa-token-map": ("medusa", partial(folders.medusa, converted=True, reduced=True, has_bias=False)),
 }
-
-
-@dataclass
-class RecordedStates:
-    """Records the residual stream before each layer."""
-
-    inputs: dict[int, NDArray[np.float32]]
-    states: Tensor
-
-    def read(self, layer: int, hidden: Tensor, num_rows: int) -> None:
-        self.inputs[layer] = hidden[:num_rows].astype("float32").numpy()
 
 
 @cache
