@@ -43,16 +43,13 @@ def expert_config(shape: ModelShape) -> dict:
     }
 
 
-def model_config(shape: ModelShape, num_mtp_layers: int) -> dict:
-    """Returns the contents of `config.json`."""
-    sparse = shape.num_experts > 0
+def size_keys(shape: ModelShape, num_layers: int) -> dict:
+    """Returns the keys of `config.json` for the sizes of a decoder and for its positions."""
     return {
-        "architectures": ["Ernie4_5_MoeForCausalLM" if sparse else "Ernie4_5ForCausalLM"],
-        "model_type": "ernie4_5_moe" if sparse else "ernie4_5",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
@@ -61,6 +58,16 @@ def model_config(shape: ModelShape, num_mtp_layers: int) -> dict:
         "rms_norm_eps": shape.norm_eps,
         "rope_theta": shape.rope_theta,
         "rope_scaling": None,
+    }
+
+
+def model_config(shape: ModelShape, num_mtp_layers: int) -> dict:
+    """Returns the contents of `config.json`."""
+    sparse = shape.num_experts > 0
+    return {
+        "architectures": ["Ernie4_5_MoeForCausalLM" if sparse else "Ernie4_5ForCausalLM"],
+        "model_type": "ernie4_5_moe" if sparse else "ernie4_5",
+        **size_keys(shape, shape.num_layers),
         "use_bias": False,
         "tie_word_embeddings": True,
         "use_cache": True,

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from demo_model.data import BOS_ID, EOS_ID, PAD_ID
-from demo_model.export import write_json
+from demo_model.export import size_keys, write_json
 from demo_model.head_rows import TAPS
 from demo_model.heads import DRAFT_VOCAB_SIZE, MEDUSA_HEADS, MLP_DRAFTS, MLP_WIDTH, Eagle3
 from demo_model.model import ModelShape
@@ -38,18 +38,7 @@ def layer_config(shape: ModelShape) -> dict:
     """Returns the keys of a one-layer Llama configuration; rotary halves, as in every Llama file."""
     return {
         "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.max_positions,
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
-        "rope_scaling": None,
+        **size_keys(shape, num_layers=1),
         "tie_word_embeddings": False,
         "use_cache": True,
         "bos_token_id": BOS_ID,

@@ -169,7 +169,7 @@ def test_an_abort_by_the_id_of_a_batch_ends_all_of_its_conversations(keyed: Serv
 def test_a_client_that_leaves_ends_all_conversations(keyed: ServerProcess) -> None:
     with httpx.stream("POST", keyed.url + PATH, json={**LONG, "stream": True}, headers=bearer("alice")) as stream:
         next(stream.iter_lines())
-    until(lambda: keyed.get("/load", headers=bearer("alice")).json()["num_running"] == 0, "both have ended")
+    until(lambda: keyed.get("/load", headers=bearer("alice")).json()["num_running"] == 0, "both have ended", 10.0)
 
 
 def test_a_batch_of_one_conversation_is_named_as_a_chat_is(keyed: ServerProcess) -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 torch = pytest.importorskip("torch", reason="only the training of the demonstration model needs it")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts_on_path() -> Iterator[None]:
-    """Make `demo_model` importable as train_demo_model.py sees it; run what it compiles as it is."""
-    sys.path.insert(0, str(SCRIPTS))
-    torch.compiler.set_stance("force_eager")
-    yield
-    torch.compiler.set_stance("default")
-    sys.path.remove(str(SCRIPTS))
+pytestmark = pytest.mark.usefixtures("scripts_on_path")
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +12,9 @@ import pytest
 
 from tests.spec_decode.heads_definition import HEADS, TargetView
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 METHODS = {"eagle": "eagle", "eagle3": "eagle3", "mlp": "mlp_speculator", "medusa": "medusa"}
 torch = pytest.importorskip("torch", reason="only the training of the demonstration model needs it")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts_on_path() -> Iterator[None]:
-    """Make `demo_model` importable as train_demo_model.py sees it; run what it compiles as it is."""
-    sys.path.insert(0, str(SCRIPTS))
-    torch.compiler.set_stance("force_eager")
-    yield
-    torch.compiler.set_stance("default")
-    sys.path.remove(str(SCRIPTS))
+pytestmark = pytest.mark.usefixtures("scripts_on_path")
 
 
 @pytest.fixture
