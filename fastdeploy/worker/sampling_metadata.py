@@ -80,9 +80,10 @@ class SamplingMetadata:
         """Write a row that samples drafts with the request's filters and noise; the caller sets the position.
 
         The noise is that of the target's row at the same position, so that both sample the same token as often as
-        possible. Penalties and bans are left out.
+        possible. Penalties and bans are left out. Nothing is written to a row that has been written for the request.
         """
-        self._write_params(request, row, 1)
+        if self._row_requests[row] != ref(request):
+            self._write_params(request, row, 1)
 
     def write(self, request: Request, draft: Draft, first_row: int) -> None:
         """Write the verification rows of a request: row first_row + i samples the token at position num_tokens + i."""

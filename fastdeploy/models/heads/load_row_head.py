@@ -14,17 +14,10 @@ from paddle import Tensor
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.row_head_config import MedusaSizes, MLPSpeculatorSizes, RowHeadSizes, read_row_head_config
-from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.heads.load_eagle import head_for_drafts
-from fastdeploy.models.heads.row_heads import (
-    MedusaHeads,
-    MedusaWeights,
-    MLPSpeculator,
-    RowHead,
-    SpeculatorStep,
-    embedding_factor,
-)
+from fastdeploy.models.heads.medusa import MedusaHeads
+from fastdeploy.models.heads.mlp_speculator import MLPSpeculator, SpeculatorStep, embedding_factor
 from fastdeploy.models.heads.row_tensors import TOKEN_MAP, check_row_head_tensors, expected_shapes, open_row_head
 from fastdeploy.models.heads.tensors import checked_ids
 from fastdeploy.models.weight_loader import LinearSpec, StoredLinear, WeightLoader
@@ -50,7 +43,7 @@ def find_row_head(folder: str, method: str, target: ModelConfig) -> RowHeadSizes
 
 def load_row_head(
     config: RowHeadSizes, target: CausalLM, quantization: QuantizationConfig, load_choices: str, max_seqs: int
-) -> RowHead:
+) -> MLPSpeculator | MedusaHeads:
     """Load a head that `find_row_head` has checked.
 
     Args:
@@ -115,16 +108,17 @@ def _load_medusa(
     def matrix(name: str) -> PackedLinear:
         return loader.linear(LinearSpec("head", (StoredLinear(name, config.num_ids),), hidden), quantization.head)
 
-    def head(index: int) -> MedusaWeights:
-        blocks = tuple(_block(loader, f"{index}.{block}.linear", config) for block in range(config.num_blocks))
-        return MedusaWeights(blocks, matrix(f"{index}.{config.num_blocks}") if config.has_own_heads else None)
-
-    heads = [head(index) for index in range(config.num_drafts)]
-    shared = None
-    if not config.has_own_heads:
-        shared = matrix("lm_head") if config.has_shared_head else head_for_drafts(target, load_choices, quantization)
-    num_bytes = 0 if shared is None else shared.num_bytes
-    return MedusaHeads(heads, target.shared.head if shared is None else LogitsHead(shared), num_bytes, max_seqs, ids)
+    heads = range(config.num_drafts)
+    blocks = [[_block(loader, f"{i}.{j}.linear", config) for j in range(config.num_blocks)] for i in heads]
+    if config.has_own_heads:
+        matrices = [matrix(f"{i}.{config.num_blocks}") for i in heads]
+    elif config.has_shared_head:
+        matrices = [matrix("lm_head")]
+    elif converted := head_for_drafts(target, load_choices, quantization):
+        matrices = [converted]
+    else:
+        return MedusaHeads(blocks, [target.shared.head.weight], 0, max_seqs, ids)
+    return MedusaHeads(blocks, matrices, sum(m.num_bytes for m in matrices), max_seqs, ids)
 
 
 def _block(loader: WeightLoader, name: str, config: MedusaSizes) -> PackedLinear:

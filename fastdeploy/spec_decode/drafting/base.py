@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from fastdeploy.core.request import NO_DRAFT, Request
 from fastdeploy.core.step import StepPlan
 from fastdeploy.ops.block_moves import BlockRegion
-from fastdeploy.ops.drafting import DraftLoop
 from fastdeploy.worker.model_runner import RunnerConfig
 
 
@@ -21,12 +21,10 @@ class Drafter(ABC):
 
     Attributes:
         config: sizes of the drafting model.
-        loop: the native loop over the draft passes.
         num_stages: number of models or layers that draft in turn and have caches.
     """
 
     config: RunnerConfig
-    loop: DraftLoop
     num_stages: int
 
     @abstractmethod
@@ -69,10 +67,10 @@ class Drafter(ABC):
     def set_filled(self, block_id: int, num_filled: Sequence[int]) -> None:  # noqa: B027
         """Record what the caches of the stages hold of a block that was imported."""
 
-    def _read_draft(self, index: int, count: int) -> list[int]:
-        """Return a draft of the loop; it ends where no token could be sampled."""
-        tokens = [self.loop.drafts.memory[index, i] for i in range(count)]
-        return tokens[: tokens.index(-1)] if -1 in tokens else tokens
+
+def sampled_tokens(drafted: Iterable[int]) -> list[int]:
+    """Return a draft, which ends where no token could be sampled (-1)."""
+    return list(takewhile(lambda token: token >= 0, drafted))
 
 
 def no_drafts(requests: Sequence[Request]) -> list[list[int]]:

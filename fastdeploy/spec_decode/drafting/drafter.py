@@ -39,7 +39,7 @@ from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.registry import selected_backend
-from fastdeploy.spec_decode.drafting.base import Drafter, no_drafts
+from fastdeploy.spec_decode.drafting.base import Drafter, no_drafts, sampled_tokens
 from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary, Vocabulary
 from fastdeploy.worker.model_runner import RunnerConfig, max_logits_rows
 from fastdeploy.worker.sampling_metadata import SamplingMetadata
@@ -115,6 +115,7 @@ class CachedDrafter(Drafter):
     """Runs a drafting model with caches for many requests together.
 
     Attributes:
+        loop: the native loop over the draft passes.
         kv_caches: of the stages.
     """
 
@@ -222,7 +223,7 @@ class CachedDrafter(Drafter):
             self.loop.num_drafts.memory[index] = counts[i]
         self.loop.draft(len(order))
         for index, (i, span) in enumerate(zip(order, spans)):
-            drafts[i] = self._read_draft(index, counts[i])
+            drafts[i] = sampled_tokens(self.loop.drafts.memory[index, k] for k in range(counts[i]))
             for stage in range(min(counts[i], self.num_stages)):
                 self._mark_filled(stage, span.request, span.start + stage, span.end)
         return drafts

@@ -9,14 +9,16 @@ from typing import Protocol
 
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.heads.eagle import EagleHead
-from fastdeploy.models.heads.row_heads import RowHead
+from fastdeploy.models.heads.medusa import MedusaHeads
+from fastdeploy.models.heads.mlp_speculator import MLPSpeculator
 from fastdeploy.models.mtp import MTPLayer
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.spec_decode.drafting.draft_model_runner import DraftModelRunner
 from fastdeploy.spec_decode.drafting.eagle_runner import EagleRunner
+from fastdeploy.spec_decode.drafting.medusa_runner import MedusaRunner
 from fastdeploy.spec_decode.drafting.mtp_runner import MTPRunner
-from fastdeploy.spec_decode.drafting.row_runner import RowRunner
+from fastdeploy.spec_decode.drafting.speculator_runner import SpeculatorRunner
 from fastdeploy.worker.model_runner import RunnerConfig
 
 
@@ -81,7 +83,7 @@ class LoadedDraftModel:
 class LoadedRowHead:
     """A trained head without attention."""
 
-    head: RowHead
+    head: MLPSpeculator | MedusaHeads
 
     @property
     def key_balance(self) -> str:
@@ -92,7 +94,9 @@ class LoadedRowHead:
         self, target: CausalLM, caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig
     ) -> Drafter:
         """Return a runner that reads the output of the target's last step."""
-        return RowRunner(self.head, target, config)
+        if isinstance(self.head, MedusaHeads):
+            return MedusaRunner(self.head, target, config)
+        return SpeculatorRunner(self.head, target, config)
 
 
 @dataclass(frozen=True)

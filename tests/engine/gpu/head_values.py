@@ -30,6 +30,7 @@ from fastdeploy.ops.registry import selected_backend
 from tests.drafting_models import HEADS
 from tests.engine.gpu.cells import Cell, changed, config_of, requests_of
 from tests.exactness.requests import run_alone
+from tests.spec_decode.drafting.engines import last_logits
 from tests.spec_decode.drafting.recorded_states import RecordedStates
 
 NUM_DRAFTS = 3
@@ -53,7 +54,7 @@ def draft(folder: Path, method: str) -> dict[str, NDArray[Any]]:
     speculative = {"method": method, "model": str(folder / method), "num_speculative_tokens": NUM_DRAFTS}
     speculative |= {"adaptive": False, "quantization": "none"}
     engine = make_engine(replace(config_of(Cell(method), folder), speculative=parse_speculative_config(speculative)))
-    propose, loop = engine.proposer.propose, engine.runner.observer.loop  # type: ignore[attr-defined]
+    propose, drafter = engine.proposer.propose, engine.runner.observer  # type: ignore[attr-defined]
     lengths, drafts, logits = list[int](), list[list[int]](), list[NDArray[np.float32]]()
 
     def recorded(requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
@@ -61,7 +62,7 @@ def draft(folder: Path, method: str) -> dict[str, NDArray[Any]]:
         if found and len(found[0].token_ids):
             lengths.append(requests[0].num_tokens)
             drafts.append(list(found[0].token_ids))
-            logits.append(loop.narrow_logits[loop.vocab_index][0].astype("float32").numpy())
+            logits.append(last_logits(drafter, len(found[0].token_ids)))
         return found
 
     engine.proposer.propose = recorded  # type: ignore[method-assign]

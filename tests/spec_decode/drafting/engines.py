@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import Draft, DraftQuota, GenerationRequest, Request
@@ -14,6 +17,9 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.ops.drafting import DraftLoop
+from fastdeploy.spec_decode.drafting.base import Drafter
+from fastdeploy.spec_decode.drafting.medusa_runner import MedusaRunner
 from tests.exactness.requests import HEADS
 
 Drafts = dict[tuple[tuple[int, ...], int], tuple[int, ...]]
@@ -103,6 +109,18 @@ def record_rows(engine: Engine) -> list[int]:
 
     loop.fill_stage, loop.draft = recorded_stage, recorded_draft
     return rows
+
+
+def last_logits(drafter: Drafter, count: int) -> NDArray[np.float32]:
+    """Return the logits from which the last of `count` drafts of the first request was sampled."""
+    if isinstance(drafter, MedusaRunner):
+        index, row = drafter.vocab_index, count - 1 if drafter.num_matrices == 1 else 0
+        logits = drafter.narrow_logits[index][row]
+    else:
+        loop: DraftLoop = drafter.loop  # type: ignore[attr-defined]
+        logits = loop.narrow_logits[loop.vocab_index][0]
+    values: NDArray[np.float32] = logits.numpy()
+    return values
 
 
 def greedy(prompt: list[int], max_tokens: int, speculative: SpeculativeParams | None = None) -> GenerationRequest:

@@ -10,6 +10,7 @@ from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,8 +33,11 @@ from fastdeploy.models.heads.load_row_head import find_row_head, load_row_head
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.packing import pack_checkpoint
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
+from fastdeploy.spec_decode.drafting import medusa_runner
 from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.spec_decode.drafting.eagle_runner import EagleRunner
+from fastdeploy.spec_decode.drafting.loaded_models import LoadedRowHead
+from fastdeploy.spec_decode.drafting.medusa_runner import MedusaRunner
 from fastdeploy.spec_decode.drafting.row_runner import RowRunner
 from fastdeploy.worker.full_step import make_request
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
@@ -42,7 +46,7 @@ from tests.exactness.engines import build, config
 from tests.exactness.requests import run_all
 from tests.models.model_driver import Driver
 from tests.spec_decode.drafting import head_folders as folders
-from tests.spec_decode.drafting.engines import record_drafts
+from tests.spec_decode.drafting.engines import last_logits, record_drafts
 from tests.spec_decode.drafting.recorded_states import RecordedStates
 from tests.spec_decode.heads_definition import HEADS, Drafts, TargetView, log_softmax, read_tensors
 
@@ -124,7 +128,8 @@ def runner_of(folder: Path, method: str) -> Drafter:
         drafter = EagleRunner(head, model, own, NUM_BLOCKS, config)
     else:
         found_row = find_row_head(str(folder), method, model.config)
-        drafter = RowRunner(load_row_head(found_row, model, UNQUANTIZED, "default_v1", MAX_SEQS), model, config)
+        loaded = LoadedRowHead(load_row_head(found_row, model, UNQUANTIZED, "default_v1", MAX_SEQS))
+        drafter = loaded.make_runner(model, [], NUM_BLOCKS, config)
     runner = ModelRunner(model, caches(14, model.config, NUM_BLOCKS), config, observer=drafter)
     request = prompt()
     runner.run(StepPlan([ScheduledRequest(request, len(TOKENS) - 1, 0, NO_DRAFT, 0)]))
@@ -142,8 +147,7 @@ def draft(drafter: Drafter, count: int, temperature: float = 0.0) -> tuple[list[
     if isinstance(drafter, RowRunner):
         drafter._first_rows[request] = 0, range(len(TOKENS) - 1)
     ids = drafter.draft([request], [count])[0]
-    logits = drafter.loop.narrow_logits[drafter.loop.vocab_index][0].numpy()
-    return ids, log_softmax(logits.astype(np.float64))
+    return ids, log_softmax(last_logits(drafter, count).astype(np.float64))
 
 
 def expected(folder: Path, method: str) -> Drafts:
@@ -162,6 +166,31 @@ def test_a_head_drafts_what_its_definition_says(form: str, tmp_path: Path) -> No
         if len(log_probs) < len(wanted):  # of the head's own ids
             wanted = wanted[np.isfinite(wanted)]
         np.testing.assert_allclose(log_probs, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("capacity", [64, 5])
+@pytest.mark.parametrize("form", ["medusa", "medusa-converted", "medusa-token-map"])
+def test_medusa_reads_each_matrix_of_logits_once_per_batch(
+    form: str, capacity: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts of requests with different counts are those of each request alone, however many logits fit at once."""
+    method, write = FORMS[form]
+    folder, counts, temperatures = write(tmp_path / "head"), [4, 2], (0.0, 1.0)
+    alone = runner_of(folder, method)
+    wanted = [[draft(alone, count, temperature)[0] for count in counts] for temperature in temperatures]
+    monkeypatch.setattr(medusa_runner, "LOGITS_BYTES", capacity * 4 * 4096)
+    drafter = runner_of(folder, method)
+    assert isinstance(drafter, MedusaRunner)
+    batches = Mock(wraps=drafter._sample_batch)
+    monkeypatch.setattr(drafter, "_sample_batch", batches)
+    for temperature, tokens in zip(temperatures, wanted, strict=True):
+        requests = [prompt() for _ in counts]
+        for request in requests:
+            request.params.temperature = temperature
+            drafter._first_rows[request] = 0, range(len(TOKENS) - 1)
+        assert drafter.draft(requests[::-1], counts[::-1]) == tokens[::-1]
+    once = [2, 2, 1, 1] if drafter.num_matrices > 1 else [6] if capacity > 6 else [5, 1]
+    assert [len(places) for (_, _, places), _ in batches.call_args_list] == once * len(temperatures)
 
 
 @pytest.mark.parametrize("form", ["eagle3", "medusa-token-map"])
