@@ -8,11 +8,11 @@
         [--quantization w4a8] [--alike 0.5]
 
 Without --replay the model generates its own answers. With it, random weights of a shape compute each step and emit
-recorded answers (benchmarks/replay.py); for `mtp`, drafts of the demonstration model's layer replace those of random
+recorded answers (benchmarks/replay.py); drafts of the demonstration model's layer and heads replace those of random
 weights. The recorded answers of the workloads in --own-answers are those of the demonstration model, which its layer
-was trained to predict; the others are the text's own. Random weights route neighbouring rows apart; with --alike this
-share of all tokens has one embedding in the target, so that more rows choose the same experts. The suffix -fixed on a
-method switches adaptive length off.
+and heads were trained to predict; the others are the text's own. Random weights route neighbouring rows apart; with
+--alike this share of all tokens has one embedding in the target, so that more rows choose the same experts. The suffix
+-fixed on a method switches adaptive length off.
 
 The workloads chat-* are conversations with an instruct model (benchmarks/chats.py): plain decoding gives the answers,
 which end where the model ends them and which later prompts contain; then all engines give them again.
@@ -40,20 +40,20 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
 from benchmarks.chats import CHATS, Partner, conversations
 from benchmarks.interleave import Comparison, Contender, TimedEngine, speed_up
-from benchmarks.replay import LayerRecord, make_tokens_alike, record_answers
+from benchmarks.replay import DraftRecord, make_tokens_alike, record_answers
 from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.shape_engine import SHAPE, shape_of_layers
+from benchmarks.shape_heads import write_shape_head
 from benchmarks.workloads import WORKLOADS, Session, sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.head_config import HEAD_METHODS
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
-from fastdeploy.config.row_head_config import ROW_HEAD_METHODS
 from fastdeploy.config.speculative_config import MAX_DRAFTS, METHODS
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
@@ -71,11 +71,12 @@ from fastdeploy.ops.attention import KVCache
 
 NAIVE, NAIVE_AGAIN, FIXED = "naive", "naive again", "-fixed"
 TEXT_METHODS = ("ngram", "suffix")  # draft from text alone
-METHODS_OF_DEMO = [method for method in METHODS if method != NAIVE and method not in (*HEAD_METHODS, *ROW_HEAD_METHODS)]
-ALL_METHODS = [*METHODS_OF_DEMO, "mtp+ngram", "mtp+suffix"]
+ALL_METHODS = [*(method for method in METHODS if method != NAIVE), "mtp+ngram", "mtp+suffix"]
 MAX_SLOWDOWN = 0.02  # against naive, beyond that of naive again: what is slower is named
 MODEL_STEPS = 3  # draft passes per step; matches may extend their drafts
-DRAFT_MODEL = "demo/draft"  # of the demonstration model; other models need a JSON mapping
+HEADS = {"eagle": "demo/eagle", "eagle3": "demo/eagle3", "mlp_speculator": "demo/mlp", "medusa": "demo/medusa"}
+DRAFTING_MODELS = {"draft_model": "demo/draft", **HEADS}  # of the demonstration model; others need a JSON mapping
+REPLAYED = ("mtp", *HEADS)  # random weights of such a model take the place of trained ones
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -92,16 +93,16 @@ def method_mapping(method: str, k: int) -> dict[str, Any]:
         return {"method": method, "num_speculative_tokens": k}
     first, _, extension = method.partition("+")
     if not extension:
-        model = {"model": DRAFT_MODEL} if first == "draft_model" else {}
+        model = {"model": DRAFTING_MODELS[first]} if first in DRAFTING_MODELS else {}
         return {"method": first, "num_speculative_tokens": min(k, MODEL_STEPS), **model}
     more = {"mtp_strategy": f"with_{extension}", "num_model_steps": min(k, MODEL_STEPS)}
     return {"method": first, "num_speculative_tokens": k, **more}
 
 
 def make_timed(
-    method: str, args: argparse.Namespace, memory: SharedMemory, record: LayerRecord | None = None
+    method: str, args: argparse.Namespace, memory: SharedMemory, record: DraftRecord | None = None
 ) -> TimedEngine:
-    """Build the engine of a method; `record` has the drafts of a layer for a replay.
+    """Build the engine of a method; `record` has the drafts of a drafting model for a replay.
 
     Raises:
         ConfigError: the model does not support the method.
@@ -171,17 +172,36 @@ def make_contenders(args: argparse.Namespace) -> list[Contender]:
     """Build naive, the methods that the model supports, and naive again, an engine of its own."""
     memory = SharedMemory(len(args.method) + 2, args.alike)
     contenders = [Contender(NAIVE, make_timed(NAIVE, args, memory))]
-    record = LayerRecord(MAX_DRAFTS, args.max_prompt_tokens + args.max_tokens) if args.replay else None
     for method in args.method:
-        kind = method_mapping(method, 1).get("method")
-        if args.replay and kind not in (*TEXT_METHODS, "mtp", NAIVE):
+        mapping = method_mapping(method, args.num_speculative_tokens)
+        kind = mapping["method"]
+        if args.replay and kind not in (*TEXT_METHODS, *REPLAYED, NAIVE):
             print(f"{method} is left out: the random weights of its model would draft noise")
             continue
         try:
-            contenders.append(Contender(method, make_timed(method, args, memory, record if kind == "mtp" else None)))
+            timed = make_replayed(mapping, args, memory) if args.replay else make_timed(method, args, memory)
+            contenders.append(Contender(method, timed))
         except ConfigError as error:
             print(f"{method} is left out: {error}")
     return [*contenders, Contender(NAIVE_AGAIN, make_timed(NAIVE, args, memory))]
+
+
+def make_replayed(mapping: dict[str, Any], args: argparse.Namespace, memory: SharedMemory) -> TimedEngine:
+    """Build an engine of random weights that proposes the drafts of the demonstration model's drafting model.
+
+    Raises:
+        ConfigError: the model does not support the method.
+    """
+    kind = mapping["method"]
+    if kind not in REPLAYED:
+        return make_timed(json.dumps(mapping), args, memory)
+    drafting = {key: value for key, value in mapping.items() if key in ("method", "model")}
+    record = DraftRecord(drafting, MAX_DRAFTS, args.max_prompt_tokens + args.max_tokens)
+    with TemporaryDirectory() as parent:
+        if kind in HEADS:
+            mapping = mapping | {"model": f"{parent}/{kind}"}
+            write_shape_head(kind, ModelConfig.from_pretrained(args.shape), Path(mapping["model"]))
+        return make_timed(json.dumps(mapping), args, memory, record)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from benchmarks.replay import LayerRecord, replay_answers, replay_layer
+from benchmarks.replay import DraftRecord, replay_answers, replay_drafts
 from benchmarks.workloads import Turn
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
@@ -71,7 +71,7 @@ class TimedEngine:
     """
 
     def __init__(
-        self, engine: Engine, clock: Callable[[], float], replay: bool, record: LayerRecord | None = None
+        self, engine: Engine, clock: Callable[[], float], replay: bool, record: DraftRecord | None = None
     ) -> None:
         self.engine, self.clock = engine, clock
         self.texts: dict[str, list[int]] = {}
@@ -83,7 +83,7 @@ class TimedEngine:
             replay_answers(engine, self.answers)
         self.record, self.drafts = record, dict[str, list[list[int]]]()
         if record is not None:
-            replay_layer(engine, self.drafts)
+            replay_drafts(engine, self.drafts)
         for part, name, key in ((engine.proposer, "propose", "draft_s"), (engine.runner, "run", "verify_s")):
             setattr(part, name, self._timed(getattr(part, name), key))
         assert isinstance(engine.runner, ModelRunner)

@@ -15,7 +15,7 @@ import paddle
 
 from benchmarks.workloads import Session, Turn
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.speculative_config import MTPConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
@@ -81,11 +81,12 @@ def record_answers(work: Sequence[Session], max_model_len: int) -> list[Session]
     return [[answer(turn) for turn in session] for session in work]
 
 
-class LayerRecord:
-    """The drafts that the demonstration model's MTP layer makes of recorded answers."""
+class DraftRecord:
+    """The drafts that one of the demonstration model's drafting models makes of recorded answers."""
 
-    def __init__(self, num_steps: int, max_model_len: int) -> None:
-        speculative = MTPConfig(num_speculative_tokens=num_steps, adaptive=False)
+    def __init__(self, drafting: Mapping[str, Any], num_steps: int, max_model_len: int) -> None:
+        """Load the model that `drafting` describes, as in a speculative configuration."""
+        speculative = parse_speculative_config({**drafting, "num_speculative_tokens": num_steps, "adaptive": False})
         self._engine = Engine.from_config(
             EngineConfig(model="demo", max_model_len=max_model_len, speculative=speculative)
         )
@@ -97,7 +98,7 @@ class LayerRecord:
         self._engine.proposer.propose = self._record  # type: ignore[method-assign]
 
     def drafts_of(self, prompt: list[int], answer: Sequence[int]) -> list[list[int]]:
-        """Return the layer's draft after each number of tokens of the answer; none after 0."""
+        """Return the draft after each number of tokens of the answer; none after 0."""
         key = (len(prompt), *prompt, *answer)
         if key not in self._drafts:
             self._drafts[key] = self._current = [NO_DRAFT.token_ids] * len(answer)
@@ -115,8 +116,8 @@ class LayerRecord:
         return [NO_DRAFT] * len(requests)
 
 
-def replay_layer(engine: Engine, drafts: Mapping[str, Sequence[list[int]]]) -> None:
-    """Let the engine's MTP layer compute its drafts, then replace them by drafts[request_id][num_output_tokens]."""
+def replay_drafts(engine: Engine, drafts: Mapping[str, Sequence[list[int]]]) -> None:
+    """Let the engine compute its drafts, then replace them by drafts[request_id][num_output_tokens]."""
     runner: Any = engine.runner
     draft = runner.observer.draft
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bench_speculation import Case, main, method_mapping, print_slower
+from benchmarks.bench_speculation import HEADS, Case, main, method_mapping, print_slower
 from benchmarks.replay import make_tokens_alike
 from fastdeploy.detokenize.chat_template import ChatTemplates
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -50,13 +50,17 @@ def test_every_workload_and_method_has_a_row_and_drafts_shorten_the_steps(
     assert (rows[0]["speed_up"], rows[0]["error"]) == (1, 0)
 
 
-def test_replay_leaves_out_what_random_weights_cannot_draft(
+def test_replay_takes_drafts_of_trained_heads_and_leaves_out_draft_models(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ["--replay", "--shape", "demo", "--workload", "editing", "--method", "draft_model", "suffix-fixed"]
+    shape = resolve_model_path("demo")
+    methods = ["suffix-fixed", "mtp-fixed", *(f"{method}-fixed" for method in HEADS)]
+    flags = ["--replay", "--shape", shape, "--workload", "plain", "--method", "draft_model", *methods]
     rows = results(capsys, monkeypatch, *flags)
-    assert [row["method"] for row in rows] == ["naive", "suffix-fixed", "naive again"]
-    assert rows[1]["mean_acceptance_length"] > 1.2
+    assert [row["method"] for row in rows] == ["naive", *methods, "naive again"]
+    lengths = {row["method"]: row["mean_acceptance_length"] for row in rows}
+    assert lengths["mtp-fixed"] > 1.5 and lengths["eagle3-fixed"] > 1.5
+    assert all(lengths[f"{method}-fixed"] > 1 for method in HEADS)
 
 
 def test_a_share_of_all_tokens_is_alike() -> None:
