@@ -144,6 +144,13 @@ class Backend(ABC):
             ConfigError: they do not; names the key of config.json, or the flag.
         """
 
+    def check_width(self, key: str, width: int) -> None:  # noqa: B027  # a backend may take every width
+        """Check that the kernels take rows of this width.
+
+        Raises:
+            ConfigError: they do not; names `key`, which is that of config.json.
+        """
+
     def activate(self) -> None:
         """Use the device from now on: it is Paddle's default for new tensors."""
         paddle.set_device(self.device)

@@ -31,12 +31,15 @@ def find_row_head(folder: str, method: str, target: ModelConfig) -> RowHeadSizes
     """Read the configuration of a head, and compare it with the target and with its tensors, of which ids are read.
 
     Raises:
-        ConfigError: the head was made for another target, or a key, a tensor or an id is not valid.
+        ConfigError: the head was made for another target, or a key, a tensor or an id is not valid, or the device
+            does not take its width.
     """
     with selected_backend().on_host():
         files = open_row_head(Path(folder))
         config = read_row_head_config(Path(folder), method, target, files.shapes)
         check_row_head_tensors(files, config)
+        if isinstance(config, MLPSpeculatorSizes):
+            selected_backend().check_width("inner_dim", config.inner_size)
         _target_ids(files, config)
     return config
 

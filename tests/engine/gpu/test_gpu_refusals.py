@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.gpu.small_model import write_model
+from tests.engine.gpu.small_model import HIDDEN, VOCAB_SIZE, write_model
+from tests.spec_decode.drafting.head_folders import mlp_speculator
 
 MAKE_ENGINES = """
 import json, sys
@@ -31,6 +32,7 @@ for line in sys.stdin:
         print("REFUSED", error)
 """
 DRAFT = "path of a draft model"  # in the flags of a case
+HEAD = "path of an MLP speculator"
 DRAFTS = {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 2}
 EXPERTS = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -51,6 +53,11 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # (config.json, fla
     ),
     ({}, {"max_num_seqs": 2049}, "max_num_seqs: expected at most 2048 on this device, got 2049"),
     ({}, {"speculative_config": DRAFTS}, "speculative_config.model: head_dim: expected 64, 128, 256 on a GPU, got 96"),
+    (
+        {},
+        {"speculative_config": {"model": HEAD}},
+        "speculative_config.model: inner_dim: expected a multiple of 8 on a GPU, got 12",
+    ),
 ]
 
 
@@ -66,9 +73,10 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What one process on the emulated GPU says to all cases."""
     folder, lines = tmp_path_factory.mktemp("models"), []
     draft = write_config(folder / "draft", {"head_dim": 96})
+    head = mlp_speculator(folder / "head", hidden=HIDDEN, vocab=VOCAB_SIZE, inner=12)
     for number, (changes, flags, _) in enumerate(CASES):
         line = json.dumps({"model": write_config(folder / str(number), changes), **flags})
-        lines.append(line.replace(DRAFT, draft))
+        lines.append(line.replace(DRAFT, draft).replace(HEAD, str(head)))
     done = subprocess.run(
         [sys.executable, "-c", MAKE_ENGINES],
         input="\n".join(lines),

@@ -139,22 +139,23 @@ def mlp_speculator(
     n_predict: int = 4,
     tied: bool = True,
     scale_input: bool = True,
+    inner: int = INNER,
 ) -> Path:
     """Write an MLP speculator."""
     weights = Weights(seed, hidden)
     for index in range(1 if tied else n_predict):
-        weights.linear(f"speculator.emb.{index}", vocab, INNER)
-        weights.linear(f"speculator.head.{index}", vocab, INNER)
-        weights.norm(f"speculator.ln.{index}", INNER)
-        weights.tensors[f"speculator.ln.{index}.bias"] = weights.random.normal(0, 0.3, INNER).astype(np.float32)
+        weights.linear(f"speculator.emb.{index}", vocab, inner)
+        weights.linear(f"speculator.head.{index}", vocab, inner)
+        weights.norm(f"speculator.ln.{index}", inner)
+        weights.tensors[f"speculator.ln.{index}.bias"] = weights.random.normal(0, 0.3, inner).astype(np.float32)
     for index in range(2 if tied else n_predict):
-        weights.linear(f"speculator.proj.{index}", INNER, INNER if index else hidden)
+        weights.linear(f"speculator.proj.{index}", inner, inner if index else hidden)
     config = {
         "architectures": ["MLPSpeculatorPreTrainedModel"],
         "model_type": "mlp_speculator",
         "vocab_size": vocab,
         "emb_dim": hidden,
-        "inner_dim": INNER,
+        "inner_dim": inner,
         "n_predict": n_predict,
         "tie_weights": tied,
         "scale_input": scale_input,

@@ -84,12 +84,15 @@ class GpuBackend(Backend):
             expected = ", ".join(map(str, attention.HEAD_DIMS))
             raise ConfigError("head_dim", f"expected {expected} on a GPU, got {config.head_dim}")
         for name in ("hidden_size", "intermediate_size"):
-            if getattr(config, name) % ROW_MULTIPLE:
-                got = getattr(config, name)
-                raise ConfigError(name, f"expected a multiple of {ROW_MULTIPLE} on a GPU, got {got}")
+            self.check_width(name, getattr(config, name))
         if config.vocab_size > sampling.MAX_VOCAB_SIZE:
             limit = sampling.MAX_VOCAB_SIZE
             raise ConfigError("vocab_size", f"expected at most {limit} on a GPU, got {config.vocab_size}")
+
+    def check_width(self, key: str, width: int) -> None:
+        """Check that rows are whole 16 bytes in bfloat16."""
+        if width % ROW_MULTIPLE:
+            raise ConfigError(key, f"expected a multiple of {ROW_MULTIPLE} on a GPU, got {width}")
 
     def load(self) -> None:
         """Load the library; operators can then be called. If the device is emulated, they also take host memory."""
