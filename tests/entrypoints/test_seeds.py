@@ -127,7 +127,7 @@ def test_ngram_command_runs_with_the_configuration_of_this_machine(plain_text: s
     text = re.sub(r"benchmarks/yaml/\S+", str(ROOT / NGRAM_ON_CPU), command.text)
     text, summary = serve_and_complete(flags_of(text))
     assert text == plain_text
-    assert "ngram, up to 1 drafts" in summary
+    assert "ngram, up to 1 draft, verify" in summary
 
 
 @pytest.fixture(scope="module")

@@ -132,8 +132,9 @@ def _speculation(speculation: Mapping[str, Any]) -> str:
     if extension:
         size, by_model = f" with {extension}{size}", f", {speculation['num_model_steps']} of them by the model"
         by_model = by_model.replace("the model", "the MTP layer") if speculation.get("mtp") else by_model
+    count = speculation.get("num_speculative_tokens")
     text = (
-        f"{speculation['method']}{size}, up to {speculation.get('num_speculative_tokens')} drafts{by_model}, "
+        f"{speculation['method']}{size}, up to {count} draft{'' if count == 1 else 's'}{by_model}, "
         f"verify {speculation.get('verify_strategy')}, accept {speculation.get('accept_policy')}"
     )
     return text + (" -- LOSSY: the text may differ from plain decoding" if speculation.get("lossy") else "")
