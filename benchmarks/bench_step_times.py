@@ -82,8 +82,9 @@ class Bench:
 
 
 def _predict(times: StepTimes, num_requests: int, sources: list[str], num_drafts: int) -> float:
-    requests_s = times.requests_s(num_requests, num_requests * CONTEXT_TOKENS)
-    return times.rows_s(num_requests) + requests_s + times.drafts_s(num_requests, sources, num_drafts)
+    num_tokens = num_requests * CONTEXT_TOKENS
+    plain_s = times.rows_s(num_requests) + times.requests_s(num_requests, num_tokens)
+    return plain_s + times.drafts_s(num_requests, num_tokens, sources, num_drafts)
 
 
 def _tokens(vocab_size: int, alike: float) -> Iterator[int]:

@@ -17,15 +17,16 @@ from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
 TIME_LIMIT_S = 0.7  # for all steps, and for all drafts of one length; each one is measured at least twice
 CONTEXT_TOKENS = 512  # of each request, if the cache holds at least twice as many
-EQUAL_ROWS = -1  # key of the step whose rows have the same token; 0 is that without drafts, others count rows
+WITHOUT_DRAFTS, EQUAL_ROWS = 0, 1 << 30  # keys of special steps; that of n rows is n, or -n with contexts of one token
 
 
 def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int, clock: Clock) -> StepTimes:
     """Measure steps of about a dozen row counts from 1 to `max_rows`, fewer if steps are slow.
 
     The KV cache must be unused. As far as it suffices, requests have separate blocks, because the time that a request
-    adds to a step is mostly spent reading its keys and values. If the model has experts, rows of random tokens read
-    many of them, and a step of as many equal rows tells how long reading one takes.
+    adds to a step is mostly spent reading its keys and values. Steps of one request without a context tell what the
+    context adds to each of its rows. If the model has experts, rows of random tokens read many of them, and a step of
+    as many equal rows tells how long reading one takes.
     """
     max_drafts = min(max_drafts, num_cache_tokens - 1)
     num_tokens = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 2), num_cache_tokens - max_drafts)
@@ -34,9 +35,11 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     num_plain = min(max_seqs, max_rows, 16)
     counts = [num_plain, 1, per_request, *(2**i for i in range(1, 16)), *(3 * 2**i for i in range(15))]
     packed = {n: [per_request] * (n // per_request) + [n % per_request] * (n % per_request > 0) for n in counts}
-    shapes = {0: [1] * num_plain} | {n: rows for n, rows in packed.items() if n <= max_rows}  # 0: without drafts
+    shapes = {WITHOUT_DRAFTS: [1] * num_plain} | {n: rows for n, rows in packed.items() if n <= max_rows}
     tokens = spread_tokens(runner.config)
     plans = {key: make_plan(runner, rows, num_tokens, max_drafts, tokens) for key, rows in shapes.items()}
+    most = min(per_request, max_rows)
+    plans = {-n: make_plan(runner, [n], 1, max_drafts, tokens) for n in (1, most)} | plans
     experts, load = None, runner.model.expert_load
     if load is None:
         seconds = _min_seconds({key: partial(runner.run, plan) for key, plan in plans.items()}, clock)
@@ -45,10 +48,14 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
         equal = make_plan(runner, packed[num_equal], num_tokens, max_drafts, repeat(0))
         seconds, expert_s = _without_experts(runner, load, {EQUAL_ROWS: equal} | plans, num_equal, clock)
         experts = DistinctExperts(load.array, load.num_experts, load.num_chosen, expert_s)
-    added_s = (seconds.pop(0) - seconds[num_plain]) / max(1, num_plain - len(packed[num_plain]))
+    contexts_s = {n: seconds[n] - seconds[-n] for n in (1, most)}  # of one request with n rows
+    context_s = max(0.0, contexts_s[most] - contexts_s[1]) / max(1, most - 1)
+    added_s = (seconds[WITHOUT_DRAFTS] - seconds[num_plain]) / max(1, num_plain - len(packed[num_plain]))
+    seconds = {n: step_s for n, step_s in seconds.items() if n > 0}
     request_s = min(max(0.0, added_s), min(seconds.values()) / 2)
-    rows_s = {n: step_s - request_s * len(packed[n]) for n, step_s in seconds.items()}
-    return StepTimes(rows_s, request_s, num_tokens, experts)
+    context_s = min(context_s, *(step_s / (2 * n) for n, step_s in seconds.items()))
+    rows_s = {n: step_s - request_s * len(packed[n]) - context_s * n for n, step_s in seconds.items()}
+    return StepTimes(rows_s, request_s, num_tokens, experts, context_s / num_tokens)
 
 
 def time_draft_passes(
@@ -90,7 +97,7 @@ def _min_seconds(calls: Mapping[int, Callable[[], object]], clock: Clock) -> dic
     order, total_s = list(calls), 0.0
     for call_round in range(16):
         for key in order:
-            if not call_round and len(seconds) >= 4 + (EQUAL_ROWS in calls) and total_s > TIME_LIMIT_S / 2:
+            if not call_round and len(seconds) >= 6 + (EQUAL_ROWS in calls) and total_s > TIME_LIMIT_S / 2:
                 break
             start_s = clock()
             calls[key]()

@@ -64,15 +64,15 @@ def test_a_step_is_predicted_from_its_rows_requests_and_experts(
         experts_s = EXPERTS.expert_s * 4 * 64 * (1 - (1 - 6 / 64) ** independent_rows)
         expected_s = 0.1 * (1 + 0.02 * num_rows + 0.01 * num_requests) + experts_s
         predicted_s = times.rows_s(num_requests) + times.requests_s(num_requests, 512 * num_requests)
-        predicted_s += times.drafts_s(num_requests, ["mtp"], num_drafts)
+        predicted_s += times.drafts_s(num_requests, 512 * num_requests, ["mtp"], num_drafts)
         assert predicted_s == pytest.approx(expected_s, rel=0.05)
 
 
-def test_slow_steps_are_timed_twice_in_five_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_steps_are_timed_twice_in_seven_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 0.0)
     runner = VirtualRunner(EXPERTS, 4)
     time_virtual(runner)
-    assert runner.num_steps == 10
+    assert runner.num_steps == 14
 
 
 def test_experts_that_take_no_time_add_none() -> None:

@@ -86,8 +86,8 @@ class AdaptiveLength(LengthPolicy):
         self._proposed: list[tuple[Request, Draft, int]] = []  # with the request's number of tokens at that time
         self._is_drafting = False  # whether the drafts of the current step were proposed outside of a pause
         self._was_plain = False  # whether the previous step had no drafts
-        self._num_decoding = self._num_drafts = self._num_passes = 0
-        self._step_start_s = self._propose_start_s = self._requests_s = self._propose_s = self._deferred_s = 0.0
+        self._num_decoding = self._num_tokens = self._num_drafts = self._num_passes = 0
+        self._step_start_s = self._propose_start_s = self._propose_s = self._deferred_s = 0.0
         self._paused_since: float | None = None
         self._stats = DraftLengthStats()
 
@@ -95,12 +95,12 @@ class AdaptiveLength(LengthPolicy):
         """Cut the drafts to the lengths that give the most tokens per second, possibly 0."""
         count, self._num_drafts = len(decoding), 0
         self._num_decoding, self._step_start_s = count, self._clock()
-        self._requests_s = self._times.requests_s(count, sum([request.num_tokens for request in decoding]))
+        self._num_tokens = sum([request.num_tokens for request in decoding])
         if drafted := [request for request in decoding if request.draft is not NO_DRAFT]:
             acceptance = [self._acceptance.acceptance(request, request.draft) for request in drafted]
             num_offered = sum(map(len, acceptance))
             sources = [request.draft.source for request in drafted]
-            times = self._times.with_drafts(count, self._requests_s, sources, num_offered, num_prefill_rows)
+            times = self._times.with_drafts(count, self._num_tokens, sources, num_offered, num_prefill_rows)
             lengths = most_profitable(acceptance, count, times)
             for request, length in zip(drafted, lengths):
                 request.draft = request.draft.cut(length)
@@ -158,11 +158,11 @@ class AdaptiveLength(LengthPolicy):
         num_drafts = sum([len(scheduled.draft) for scheduled in plan.requests]) if sources else 0
         budget, num_accepted = self._budget(count), self._acceptance.update(self._proposed)
         self._proposed.clear()
-        predicted_s = self._times.rows_s(count) + self._requests_s
+        predicted_s = self._times.rows_s(count) + self._times.requests_s(count, self._num_tokens)
         if num_drafts or self._is_drafting:
             plain_s, extra_s = budget.slowdown * predicted_s, 0.0
             if num_drafts:
-                extra_s = budget.slowdown * self._times.drafts_s(count, sources, num_drafts)
+                extra_s = budget.slowdown * self._times.drafts_s(count, self._num_tokens, sources, num_drafts)
                 if not has_prefill:
                     extra_s = min(step_s, MAX_TIME_RATIO * (plain_s + extra_s)) - plain_s
             spread_s = self._deferred_s / CATCH_UP_STEPS
@@ -186,7 +186,7 @@ class AdaptiveLength(LengthPolicy):
             return 0
         expected = self._acceptance.expected_accepted(self._passes.source, self._passes.max_passes)
         sources = [self._passes.source] * count
-        times = self._times.with_drafts(count, self._requests_s, sources, count * len(expected), 0)
+        times = self._times.with_drafts(count, self._num_tokens, sources, count * len(expected), 0)
         rates = [(1 + e) / (times[count * n] + self._passes.seconds(count, n)) for n, e in enumerate(expected, 1)]
         return 1 + rates.index(max(rates))
 

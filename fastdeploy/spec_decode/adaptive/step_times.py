@@ -27,20 +27,24 @@ class StepTimes:
         request_s: float = 0.0,
         context_tokens: int = 0,
         experts: DistinctExperts | None = None,
+        row_context_s: float = 0.0,
     ) -> None:
-        """Interpolate between measurements (number of rows: seconds without the shares of requests and experts).
+        """Interpolate between measurements (number of rows: seconds without the other shares).
 
         Each request with `context_tokens` of context adds `request_s`, in proportion to its context if that is not 0.
+        Each row, a request's first one too, adds `row_context_s` per token of its context.
         """
         rows = sorted(seconds)
         times = list(accumulate((seconds[r] for r in rows), max))  # more rows never take less time
         self._row_s: list[float] = np.interp(range(rows[-1] + 1), rows, times).tolist()
         self._slope_s = (times[-1] - times[0]) / max(1, rows[-1] - rows[0])
         self._request_s, self._context_tokens, self.experts = request_s, context_tokens, experts
+        self._row_context_s = row_context_s
 
     def requests_s(self, num_requests: int, num_tokens: int) -> float:
         """Return what requests with contexts of `num_tokens` tokens in total add to a step without drafts."""
         contexts_s = self._request_s * (num_tokens / self._context_tokens if self._context_tokens else num_requests)
+        contexts_s += self._row_context_s * num_tokens
         return contexts_s + self.experts.seconds(num_requests)[0] if self.experts and num_requests else contexts_s
 
     def rows_s(self, num_rows: int) -> float:
@@ -48,25 +52,31 @@ class StepTimes:
         last = len(self._row_s) - 1
         return self._row_s[min(num_rows, last)] + self._slope_s * max(0, num_rows - last)
 
-    def drafts_s(self, num_requests: int, sources: Sequence[str], num_drafts: int) -> float:
-        """Return what drafts add to a step without prefill rows."""
+    def drafts_s(self, num_requests: int, num_tokens: int, sources: Sequence[str], num_drafts: int) -> float:
+        """Return what drafts add to a step without prefill rows; the arguments are those of `requests_s`."""
         rows_s = self.rows_s(num_requests + num_drafts) - self.rows_s(num_requests)
+        rows_s += num_drafts * self._draft_context_s(num_requests, num_tokens)
         if self.experts is None:
             return rows_s
         plain_s, drafted_s = self.experts.seconds(num_requests, sources, (0, num_drafts))
         return rows_s + drafted_s - plain_s
 
     def with_drafts(
-        self, num_requests: int, requests_s: float, sources: Sequence[str], num_drafts: int, num_prefill_rows: int
+        self, num_requests: int, num_tokens: int, sources: Sequence[str], num_drafts: int, num_prefill_rows: int
     ) -> list[float]:
         """Return the seconds of decoding with 0 .. `num_drafts` drafts, without the share of the prefill rows."""
         first = num_requests + num_prefill_rows
-        shift = requests_s + self.rows_s(num_requests) - self.rows_s(first)
-        times = [self.rows_s(num_rows) + shift for num_rows in range(first, first + num_drafts + 1)]
+        shift = self.requests_s(num_requests, num_tokens) + self.rows_s(num_requests) - self.rows_s(first)
+        context_s = self._draft_context_s(num_requests, num_tokens)
+        times = [self.rows_s(first + n) + shift + n * context_s for n in range(num_drafts + 1)]
         if self.experts is None:
             return times
         experts_s = self.experts.seconds(first, sources, range(num_drafts + 1))
         return [rows_s + drafted_s - experts_s[0] for rows_s, drafted_s in zip(times, experts_s)]
+
+    def _draft_context_s(self, num_requests: int, num_tokens: int) -> float:
+        """Return what attending to a context of average length adds for each draft."""
+        return self._row_context_s * num_tokens / max(1, num_requests)
 
 
 class DraftPasses(NamedTuple):

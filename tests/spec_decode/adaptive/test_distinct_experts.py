@@ -79,12 +79,12 @@ def test_sources_are_learned_anew_when_drafts_are_tried_again() -> None:
 
 def test_a_draft_costs_less_where_most_experts_are_read_anyway() -> None:
     times = StepTimes(ROWS_S, experts=DistinctExperts(np.zeros((5, 2), np.int32), 64, 6, expert_s=1.0))
-    added = [times.drafts_s(num_requests, ["mtp"], 1) for num_requests in (1, 4, 16, 64)]
+    added = [times.drafts_s(num_requests, 0, ["mtp"], 1) for num_requests in (1, 4, 16, 64)]
     assert added == sorted(added, reverse=True) and added[0] > 4 * added[2] > 4 * added[3]
-    with_drafts = times.with_drafts(1, times.requests_s(1, 100), ["mtp"], 3, num_prefill_rows=0)
+    with_drafts = times.with_drafts(1, 100, ["mtp"], 3, num_prefill_rows=0)
     assert with_drafts[0] == pytest.approx(10.0 + 5 * 6)
-    assert with_drafts[3] - with_drafts[0] == pytest.approx(times.drafts_s(1, ["mtp"], 3))
-    beside_prompt = times.with_drafts(1, times.requests_s(1, 100), ["mtp"], 3, num_prefill_rows=64)
+    assert with_drafts[3] - with_drafts[0] == pytest.approx(times.drafts_s(1, 100, ["mtp"], 3))
+    beside_prompt = times.with_drafts(1, 100, ["mtp"], 3, num_prefill_rows=64)
     assert beside_prompt[0] == pytest.approx(with_drafts[0]) and beside_prompt[3] < with_drafts[1]
 
 
@@ -109,7 +109,7 @@ def test_experts_and_times_of_steps_are_predicted_within_15_percent(
     for rows_each in (1, 2, 3, 4, 6, 8, 12, 16):
         actual, num_drafts = np.mean([route(rows_each, 60 + i) for i in range(20)]), batch * (rows_each - 1)
         assert distinct.seconds(batch, sources, [num_drafts])[0] == pytest.approx(actual, rel=0.15)
-        predicted_s = times.rows_s(batch) + times.requests_s(batch, 0) + times.drafts_s(batch, sources, num_drafts)
+        predicted_s = times.rows_s(batch) + times.requests_s(batch, 0) + times.drafts_s(batch, 0, sources, num_drafts)
         assert predicted_s == pytest.approx(actual + times.rows_s(batch * rows_each), rel=0.15)
 
 

@@ -25,11 +25,19 @@ def test_requests_add_time_in_proportion_to_their_contexts() -> None:
 
 def test_drafts_cost_what_they_add_to_a_step_with_prefill_rows() -> None:
     times = StepTimes({1: 1.0, 2: 1.0, 10: 9.0})
-    assert times.with_drafts(1, 0.0, ["mtp"], 1, num_prefill_rows=0) == pytest.approx([1.0, 1.0])
-    assert times.with_drafts(1, 0.0, ["mtp"], 1, num_prefill_rows=5) == pytest.approx([1.0, 2.0])
-    assert times.with_drafts(1, 0.25, ["mtp"], 2, num_prefill_rows=100) == pytest.approx(
+    assert times.with_drafts(1, 0, ["mtp"], 1, num_prefill_rows=0) == pytest.approx([1.0, 1.0])
+    assert times.with_drafts(1, 0, ["mtp"], 1, num_prefill_rows=5) == pytest.approx([1.0, 2.0])
+    times = StepTimes({1: 1.0, 2: 1.0, 10: 9.0}, 0.25, 100)
+    assert times.with_drafts(1, 100, ["mtp"], 2, num_prefill_rows=100) == pytest.approx(
         [1.25, 2.25 - 1 / 9, 3.25 - 2 / 9]
     )
+
+
+def test_each_draft_costs_its_context_where_rows_do() -> None:
+    times = StepTimes({1: 1.0, 10: 10.0}, 0.5, 100, row_context_s=0.01)
+    assert times.requests_s(2, 600) == pytest.approx(3.0 + 6.0)
+    assert times.drafts_s(2, 600, ["mtp", "mtp"], 3) == pytest.approx(3 * (1.0 + 3.0))
+    assert times.with_drafts(2, 600, ["mtp", "mtp"], 2, num_prefill_rows=0) == pytest.approx([11.0, 15.0, 19.0])
 
 
 def test_each_draft_pass_costs_the_time_of_its_requests() -> None:
