@@ -35,6 +35,12 @@ BASE: dict[str, Any] = {
     "hidden_act": "silu",
     "rope_theta": 1234.0,
 }
+LATENT: dict[str, Any] = {
+    **{key: value for key, value in BASE.items() if key != "head_dim"},
+    **{"q_lora_rank": 24, "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 48},
+    **{"tie_word_embeddings": True, "attention_bias": True, "n_routed_experts": 32, "num_experts_per_tok": 2},
+    **{"n_shared_experts": 3, "moe_intermediate_size": 24, "routed_scaling_factor": 3.5},
+}
 SLIDING = {"use_sliding_window": True, "sliding_window": 5}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -66,14 +72,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"moe_intermediate_size": 24, "first_k_dense_replace": 2, "norm_topk_prob": False},
         **{"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
     },
+    "DeepseekV2ForCausalLM": {
+        **{**LATENT, "model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "norm_topk_prob": False},
+        **{"n_group": 4, "topk_group": 3, "first_k_dense_replace": 2, "scoring_func": "softmax"},
+    },
+    "DeepseekV3ForCausalLM": {
+        **{**LATENT, "model_type": "deepseek_v3", "norm_topk_prob": False, "rope_interleave": False},
+        **{"n_group": 4, "topk_group": 2, "first_k_dense_replace": 2, "scoring_func": "sigmoid"},
+    },
+    "Glm4MoeLiteForCausalLM": {
+        **{**LATENT, "model_type": "glm4_moe_lite", "norm_topk_prob": False, "rope_interleave": False},
+        **{"n_group": 4, "topk_group": 2, "mlp_layer_types": ["dense"] + ["sparse"] * 3, "topk_method": "noaux_tc"},
+    },
 }
 
 SMALL: dict[str, Any] = {
     **{"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16},
 }
+HEADS = {"head_dim": "absent"}  # of latent attention, whose sizes are those of LATENT
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
+DEEPSEEK_YARN = {**YARN, "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707}
+V2, V3, LITE = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"
 LLAMA, GLM, ERNIE, QWEN = "LlamaForCausalLM", "Glm4MoeForCausalLM", "Ernie4_5_MoeForCausalLM", "Qwen3MoeForCausalLM"
 PAIRS: list[tuple[str, dict[str, Any]]] = [
     (LLAMA, {"rope_parameters": {**YARN, "rope_theta": 77.0}, "rope_scaling": LINEAR}),
@@ -119,6 +140,22 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
     (GLM, {"num_local_experts": 16, "n_routed_experts": "absent"}),
     (QWEN, {"num_local_experts": 4}),
     (QWEN, {"num_local_experts": 4, "num_experts": "absent"}),
+    *((name, {**HEADS, "rope_scaling": DEEPSEEK_YARN}) for name in (V2, V3, LITE)),
+    *((name, {**HEADS, "head_dim": 8, "rope_parameters": {**DEEPSEEK_YARN, "mscale": 1.0}}) for name in (V2, V3, LITE)),
+    *((name, {**HEADS, "num_key_value_heads": 2}) for name in (V2, V3, LITE)),
+    *((name, {**HEADS, "rope_scaling": {**DEEPSEEK_YARN, "mscale_all_dim": 0}}) for name in (V2, V3, LITE)),
+    *((name, {**HEADS, "rope_scaling": {**DEEPSEEK_YARN, "mscale_all_dim": None}}) for name in (V2, V3, LITE)),
+    *((name, {**HEADS, "rope_scaling": {**DEEPSEEK_YARN, "attention_factor": 1.5}}) for name in (V2, V3, LITE)),
+    *((name, {**HEADS, "rope_scaling": {**DEEPSEEK_YARN, "factor": 1.0}}) for name in (V2, V3, LITE)),
+    *((name, {**HEADS, "rope_scaling": {**LINEAR, "mscale_all_dim": 0.707}}) for name in (V2, V3, LITE)),
+    *((name, {**HEADS, "rope_scaling": {"type": "default", "mscale_all_dim": 2.0}}) for name in (V2, V3, LITE)),
+    (V2, {**HEADS, "q_lora_rank": None, "topk_method": "greedy", "rope_interleave": False}),
+    (V2, {**HEADS, "num_experts": 16}),
+    (V2, {**HEADS, "num_experts": 16, "n_routed_experts": "absent"}),
+    (V3, {**HEADS, "num_local_experts": 16}),
+    (V3, {**HEADS, "num_local_experts": 16, "n_routed_experts": "absent"}),
+    (LITE, {**HEADS, "num_local_experts": 16}),
+    (LITE, {**HEADS, "num_local_experts": 16, "n_routed_experts": "absent", "first_k_dense_replace": 1}),
     (ERNIE, {"num_experts": 4, "num_experts_per_tok": 2}),
     (ERNIE, {"num_experts": 4, "num_experts_per_tok": 2, "moe_num_experts": "absent", "moe_k": "absent"}),
 ]
@@ -133,8 +170,7 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
     kinds = getattr(config, "layer_types", ["sliding_attention"])
     window = getattr(config, "sliding_window", None) if "sliding_attention" in kinds else None
     return {
-        "head_dim": attention.head_dim,
-        "num_kv_heads": shapes["model.layers.0.self_attn.k_proj.weight"][0] // attention.head_dim,
+        **(describe_latent(model) if hasattr(attention, "kv_lora_rank") else describe_heads(model)),
         "max_position_embeddings": config.max_position_embeddings,
         "rms_norm_eps": decoder.norm.variance_epsilon,
         "tie_word_embeddings": config.tie_word_embeddings,
@@ -150,6 +186,30 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
+def describe_heads(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the sizes of grouped-query attention."""
+    attention = model.model.layers[0].self_attn
+    return {
+        "head_dim": attention.head_dim,
+        "num_kv_heads": attention.k_proj.weight.shape[0] // attention.head_dim,
+    }
+
+
+def describe_latent(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the sizes of latent attention."""
+    attention, config = model.model.layers[0].self_attn, model.config
+    return {
+        "q_lora_rank": None if attention.q_proj is not None else attention.q_b_proj.weight.shape[1],
+        "kv_lora_rank": attention.kv_b_proj.weight.shape[1],
+        "qk_nope_head_dim": attention.qk_nope_head_dim,
+        "qk_rope_head_dim": attention.kv_a_proj_with_mqa.weight.shape[0] - attention.kv_b_proj.weight.shape[1],
+        "v_head_dim": attention.o_proj.weight.shape[1] // config.num_attention_heads,
+        "latent_norm_eps": attention.kv_a_layernorm.variance_epsilon,
+        "scale": float(f"{attention.scaling:.12g}"),
+        "is_interleaved": config.model_type == "deepseek_v2" or bool(config.rope_interleave),
+    }
+
+
 def describe_experts(model: PreTrainedModel) -> dict[str, Any] | None:
     """Return the sizes and the rule of the experts; None for dense models."""
     config, blocks = model.config, [layer.mlp for layer in model.model.layers]
@@ -159,7 +219,10 @@ def describe_experts(model: PreTrainedModel) -> dict[str, Any] | None:
     block = sparse[0]
     router = getattr(block, "gate", None) or block.router
     num_experts, width = block.experts.gate_up_proj.shape[0], block.experts.gate_up_proj.shape[1] // 2
-    shared = getattr(block, "shared_experts", None)
+    shared, has_groups = getattr(block, "shared_experts", None), getattr(router, "topk_method", "") != "greedy"
+    keys = ("topk_method", "n_group", "topk_group") if has_groups else ()
+    if any(getattr(config, key, "") is None for key in keys):
+        raise ValueError("the router of this model fails when it is called")
     return {
         "num_experts": num_experts,
         "num_chosen": int(router.top_k),
@@ -169,8 +232,8 @@ def describe_experts(model: PreTrainedModel) -> dict[str, Any] | None:
         "is_normalised": bool(getattr(config, "norm_topk_prob", True)),
         "norm_min": float(config.moe_norm_min) if hasattr(config, "moe_norm_min") else None,
         "scale": getattr(config, "routed_scaling_factor", 1.0),
-        "num_groups": getattr(config, "n_group", 1),
-        "num_kept_groups": getattr(config, "topk_group", 1),
+        "num_groups": getattr(config, "n_group", 1) if has_groups else 1,
+        "num_kept_groups": getattr(config, "topk_group", 1) if has_groups else 1,
     }
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from fastdeploy.config.checkpoint_json import check_values
@@ -54,6 +56,9 @@ KEYS_OF_SIZES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "Ernie4_5_MoeForCausalLM": (("num_experts", "moe_num_experts"), ("num_experts_per_tok", "moe_k")),
     "Qwen3MoeForCausalLM": (("num_local_experts", "num_experts"),),
     "Glm4MoeForCausalLM": (("num_local_experts", "n_routed_experts"),),
+    "DeepseekV2ForCausalLM": (("num_experts", "n_routed_experts"),),
+    "DeepseekV3ForCausalLM": (("num_local_experts", "n_routed_experts"),),
+    "Glm4MoeLiteForCausalLM": (("num_local_experts", "n_routed_experts"),),
 }
 """Spellings of one size in each family; the first one counts if several are there, as in transformers."""
 
@@ -112,13 +117,16 @@ class _Keys:
     """Values of config.json, whose types and ranges are checked."""
 
     def __init__(self, raw: Mapping[str, Any], defaults: FamilyDefaults, where: str) -> None:
-        self.defaults = defaults
-        self._raw, self._where = raw, where
+        self._raw, self._defaults, self._where = raw, defaults, where
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value, or the default if the key is absent or null."""
         value = self._raw.get(key)
         return default if value is None else value
+
+    def of_family(self, key: str) -> Any:
+        """Return a value that has a default among those of the family."""
+        return self._defaults.value(self._raw, key)
 
     def needed(self, *keys: str) -> int:
         """Return the value of the first of these keys that is there."""
@@ -132,6 +140,14 @@ class _Keys:
         for key, expected in values.items():
             if (value := self._raw.get(key)) not in (expected, None):
                 raise self.error(key, f"only {expected!r} is supported with experts, got {value!r:.100}")
+
+    def one_of(self, key: str, *values: str) -> str:
+        """Return one of these values of a key, the first one if the key is absent or null; refuse others."""
+        value = self.get(key, values[0])
+        if value not in values:
+            expected = " and ".join(map(repr, values))
+            raise self.error(key, f"only {expected} are supported with experts, got {value!r:.100}")
+        return str(value)
 
     def error(self, key: str, message: str) -> ConfigError:
         """Return the error that names a key and the file."""
@@ -182,7 +198,7 @@ def _ernie(keys: _Keys, num_layers: int) -> ExpertsConfig:
     return ExpertsConfig(
         num_experts=keys.needed("num_experts", "moe_num_experts"),
         width=width,
-        shared_width=width * keys.get("moe_num_shared_experts", keys.defaults.moe_num_shared_experts),
+        shared_width=width * keys.of_family("moe_num_shared_experts"),
         has_correction_bias=True,
         rule=RouterRule(keys.needed("num_experts_per_tok", "moe_k"), "softmax", normalisation="clamp", epsilon=epsilon),
         sparse_layers=tuple((i + 1) % interval == 0 and first <= i <= last for i in range(num_layers)),
@@ -202,11 +218,21 @@ def _qwen3(keys: _Keys, num_layers: int) -> ExpertsConfig:
     )
 
 
-def _glm4(keys: _Keys, num_layers: int) -> ExpertsConfig:
+@dataclass(frozen=True)
+class _SigmoidDefaults:
+    """What a family with sigmoid scores takes for keys that are left out."""
+
+    first_k_dense_replace: int = 1
+    n_group: int = 1
+    topk_group: int = 1
+    routed_scaling_factor: float = 1.0
+
+
+def _sigmoid(defaults: _SigmoidDefaults, keys: _Keys, num_layers: int) -> ExpertsConfig:
     keys.expect({"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
-    width, scale = keys.needed("moe_intermediate_size"), float(keys.get("routed_scaling_factor", 1.0))
-    dense, step = keys.get("first_k_dense_replace", 1), keys.get("moe_layer_freq", 1)
-    is_normalised = keys.get("norm_topk_prob", True)
+    width = keys.needed("moe_intermediate_size")
+    scale = float(keys.get("routed_scaling_factor", defaults.routed_scaling_factor))
+    is_normalised = keys.of_family("norm_topk_prob")
     return ExpertsConfig(
         num_experts=keys.needed("num_local_experts", "n_routed_experts"),
         width=width,
@@ -215,21 +241,59 @@ def _glm4(keys: _Keys, num_layers: int) -> ExpertsConfig:
         rule=RouterRule(
             keys.needed("num_experts_per_tok"),
             "sigmoid",
-            num_groups=keys.get("n_group", 1),
-            num_kept_groups=keys.get("topk_group", 1),
+            num_groups=keys.get("n_group", defaults.n_group),
+            num_kept_groups=keys.get("topk_group", defaults.topk_group),
             group_score="two_largest",
             normalisation="add" if is_normalised else "none",
             epsilon=1e-20 if is_normalised else 0.0,
             scale=scale,
         ),
-        sparse_layers=tuple(i >= dense and i % step == 0 for i in range(num_layers)),
+        sparse_layers=_layers_after_dense(keys, defaults.first_k_dense_replace, num_layers),
     )
+
+
+def _deepseek_v2(keys: _Keys, num_layers: int) -> ExpertsConfig:
+    keys.expect({"scoring_func": "softmax", "norm_topk_prob": False, "mlp_bias": False})
+    is_grouped = keys.one_of("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
+    width = keys.needed("moe_intermediate_size")
+    return ExpertsConfig(
+        num_experts=keys.needed("num_experts", "n_routed_experts"),
+        width=width,
+        shared_width=width * keys.get("n_shared_experts", 2),
+        has_correction_bias=False,
+        rule=RouterRule(
+            keys.needed("num_experts_per_tok"),
+            "softmax",
+            num_groups=keys.needed("n_group") if is_grouped else 1,
+            num_kept_groups=keys.needed("topk_group") if is_grouped else 1,
+            scale=float(keys.get("routed_scaling_factor", 1.0)),
+        ),
+        sparse_layers=_layers_after_dense(keys, 0, num_layers),
+    )
+
+
+def _glm4_lite(keys: _Keys, num_layers: int) -> ExpertsConfig:
+    experts = _sigmoid(_SigmoidDefaults(routed_scaling_factor=1.8), keys, num_layers)
+    kinds = ["sparse" if is_sparse else "dense" for is_sparse in experts.sparse_layers]
+    if (found := keys.get("mlp_layer_types", kinds)) != kinds:
+        count = kinds.index("sparse") if "sparse" in kinds else num_layers
+        expected = f"'dense' for the first {count} of {num_layers} layers, then 'sparse', as first_k_dense_replace says"
+        raise keys.error("mlp_layer_types", f"expected {expected}, got {reprlib.repr(found)}")
+    return experts
+
+
+def _layers_after_dense(keys: _Keys, first_k_dense: int, num_layers: int) -> tuple[bool, ...]:
+    dense, step = keys.get("first_k_dense_replace", first_k_dense), keys.get("moe_layer_freq", 1)
+    return tuple(i >= dense and i % step == 0 for i in range(num_layers))
 
 
 _FAMILIES: Mapping[str, Callable[[_Keys, int], ExpertsConfig]] = {
     "Ernie4_5_MoeForCausalLM": _ernie,
     "Qwen3MoeForCausalLM": _qwen3,
-    "Glm4MoeForCausalLM": _glm4,
+    "Glm4MoeForCausalLM": partial(_sigmoid, _SigmoidDefaults()),
+    "DeepseekV2ForCausalLM": _deepseek_v2,
+    "DeepseekV3ForCausalLM": partial(_sigmoid, _SigmoidDefaults(3, n_group=8, topk_group=4, routed_scaling_factor=2.5)),
+    "Glm4MoeLiteForCausalLM": _glm4_lite,
 }
 
 

@@ -23,6 +23,8 @@ class FamilyDefaults:
         has_sliding_window: the family has keys for sliding windows; `sliding_window` is the window.
         slides_everywhere: all layers have a window if any has, whatever max_window_layers says.
         moe_num_shared_experts: of ERNIE.
+        norm_topk_prob: of routers with sigmoid scores.
+        q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, rope_interleave: of latent attention.
         null_is_absent: whether null stands for the default also where it has a meaning of its own (`NULL_VALUES`).
     """
 
@@ -37,6 +39,13 @@ class FamilyDefaults:
     slides_everywhere: bool = False
     partial_rotary_factor: float = 1.0
     moe_num_shared_experts: int = 2
+    norm_topk_prob: bool = True
+    q_lora_rank: int | None = 1536
+    kv_lora_rank: int = 512
+    qk_nope_head_dim: int = 128
+    qk_rope_head_dim: int = 64
+    v_head_dim: int = 128
+    rope_interleave: bool = True
     null_is_absent: bool = False
 
     def value(self, raw: Mapping[str, Any], key: str) -> Any:
@@ -52,6 +61,9 @@ NULL_VALUES: Mapping[str, Any] = {
     "head_dim": None,
     "sliding_window": None,
     "partial_rotary_factor": 1.0,
+    "norm_topk_prob": False,
+    "q_lora_rank": None,
+    "rope_interleave": False,
 }
 """Keys whose null is not the default; None means what the attributes of `FamilyDefaults` say."""
 
@@ -75,6 +87,11 @@ TRANSFORMERS: Mapping[str, FamilyDefaults] = {
     "Qwen3MoeForCausalLM": replace(_QWEN, num_key_value_heads=4, slides_everywhere=True),
     "Glm4MoeForCausalLM": FamilyDefaults(
         rms_norm_eps=1e-5, max_position_embeddings=131072, num_key_value_heads=8, partial_rotary_factor=0.5
+    ),
+    "DeepseekV2ForCausalLM": FamilyDefaults(),
+    "DeepseekV3ForCausalLM": FamilyDefaults(max_position_embeddings=4096),
+    "Glm4MoeLiteForCausalLM": FamilyDefaults(
+        rms_norm_eps=1e-5, max_position_embeddings=202752, q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256
     ),
 }
 _PADDLENLP_HEAD_DIMS = dict.fromkeys(("Ernie4_5_MoeForCausalLM", "Qwen3MoeForCausalLM", "Glm4MoeForCausalLM"), 128)

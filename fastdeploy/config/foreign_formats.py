@@ -33,16 +33,12 @@ _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq
 """File that holds what quantization_config would, from before config.json had that key -> method of its writer."""
 _QUANTIZATION_FILE = "quantization_config_file"  # key for the name of that file
 _AWQ_KEYS = {"w_bit", "q_group_size"}  # of AutoAWQ, which some tools write to a file of the other name
-_LATENT_ATTENTION = "needs latent attention, which is not supported yet"
 _LINEAR_ATTENTION = "needs linear attention, which is not supported"
 _INDEXED_ATTENTION = "needs latent attention with an indexer (index_topk), which is not supported"
 _ARCHITECTURES = {
-    "DeepseekV2": _LATENT_ATTENTION,
-    "DeepseekV3": _LATENT_ATTENTION,
-    "DeepseekV32": _INDEXED_ATTENTION,
+    "DeepseekV32": f"{_INDEXED_ATTENTION}; DeepSeek-V3.1 (DeepseekV3ForCausalLM) runs instead",
     "DeepseekV4": "needs compressed sparse attention and hyper-connections, which are not supported",
     "Ernie4_5_VL": "needs images and experts for each modality, which are not supported",
-    "Glm4MoeLite": _LATENT_ATTENTION,
     "GlmMoeDsa": _INDEXED_ATTENTION,
     "GptOss": "needs attention sinks, experts with biases and MXFP4 weights, which are not supported",
     "KimiLinear": _LINEAR_ATTENTION,
@@ -54,7 +50,7 @@ _ARCHITECTURES = {
     "Qwen3_5": _LINEAR_ATTENTION,
 }
 """Beginning of an architecture's name -> what is missing; the longest beginning counts."""
-_KIMI_K2 = "needs latent attention and a tokenizer other than its tiktoken.model, which are not supported yet"
+_KIMI_K2 = "needs a tokenizer other than its tiktoken.model, which is not supported yet"
 _OFFLINE_WEIGHT = ".quant_weight"
 _QUANTIZED_TENSORS = {
     _OFFLINE_WEIGHT: "quantized offline by FastDeploy",
@@ -190,10 +186,17 @@ def refuse_quantized_tensors(names: Collection[str], path: Path) -> None:
             raise ConfigError("model", f"{path}: {problem}; use {ANY_CODES}")
 
 
-def describe_foreign_architecture(raw: Mapping[str, Any], name: Any) -> str:
-    """Return why an unknown architecture is not supported."""
+def describe_foreign_variant(raw: Mapping[str, Any], name: Any) -> str:
+    """Return why a model is not supported although its architecture may be; empty for others."""
     if raw.get("model_type") == "kimi_k2":
         return f"{name!r:.120} of model_type 'kimi_k2' {_KIMI_K2}"
+    if name == "DeepseekV3ForCausalLM" and raw.get("index_topk") is not None:  # of DeepSeek-V3.2, under another name
+        return f"{name!r} {_ARCHITECTURES['DeepseekV32']}"
+    return ""
+
+
+def describe_foreign_architecture(raw: Mapping[str, Any], name: Any) -> str:
+    """Return why an unknown architecture is not supported."""
     beginnings = [beginning for beginning in _ARCHITECTURES if isinstance(name, str) and name.startswith(beginning)]
     if beginnings:
         return f"{name!r:.120} {_ARCHITECTURES[max(beginnings, key=len)]}"

@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_heads, check_values, read_json_object
+from fastdeploy.config.attention_sizes import parse_attention
+from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
 from fastdeploy.config.context_limit import ContextLength, ContextLimit
 from fastdeploy.config.experts_config import ExpertsConfig, parse_experts
 from fastdeploy.config.family_defaults import TRANSFORMERS, FamilyDefaults, find_defaults, find_sliding_window
 from fastdeploy.config.foreign_formats import (
     describe_foreign_architecture,
+    describe_foreign_variant,
     quantization_method,
     read_quantization,
     refuse_foreign_folder,
@@ -23,10 +25,12 @@ from fastdeploy.config.foreign_formats import (
     with_quantization_file,
 )
 from fastdeploy.config.generation_defaults import GenerationDefaults, parse_generation_defaults
+from fastdeploy.config.latent_config import LatentConfig
 from fastdeploy.config.overrides import NO_OVERRIDES, CheckpointOverrides
 from fastdeploy.config.packed_checkpoint import AGAIN, HEADER_FILE, PackedHeader, read_packed_header
 from fastdeploy.config.quantization import GGUF, UNQUANTIZED, QuantizationConfig
-from fastdeploy.config.rope_config import RopeConfig, parse_rope
+from fastdeploy.config.rope_config import RopeConfig
+from fastdeploy.config.run_dtype import DTYPE_BYTES, DType, choose_dtype
 from fastdeploy.config.unused_keys import unused_keys
 from fastdeploy.config.weight_files import find_linked_gguf
 from fastdeploy.core.errors import ConfigError
@@ -34,14 +38,10 @@ from fastdeploy.core.errors import ConfigError
 if TYPE_CHECKING:
     from fastdeploy.config.stored_weights import StoredWeights
 
-DType = Literal["bfloat16", "float32"]
 KV_CACHE_DTYPES = ("auto", "int8")
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _DEMO_PARTS = ("", "draft", "moe", "eagle", "eagle3", "mlp", "medusa")
 _SHORT_NAMES = {f"demo/{part}".strip("/"): _DEMO_MODEL / part for part in _DEMO_PARTS}
-_DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
-_DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
-_RUN_AS = {"float16": "bfloat16", "half": "bfloat16", "float64": "float32", "double": "float32", "float": "float32"}
 _LAYOUT_MARKS = ("paddlenlp_version", "transformers_version", "torch_dtype")  # PaddleNLP keeps the keys of others
 _ARCHITECTURE_ALIASES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 
@@ -54,9 +54,12 @@ class ModelConfig:
         path: directory of the checkpoint.
         architecture: `architectures[0]` of config.json, one of `family_defaults.TRANSFORMERS`.
         vocab_size: rows of the embedding and of the head; the tokenizer may have fewer tokens.
-        head_dim: size of an attention head; heads * head_dim may differ from hidden_size.
+        num_kv_heads: key heads; 1 with latent attention.
+        head_dim: size of an attention head, where heads * head_dim may differ from hidden_size; with latent attention,
+            that of a row of the cache.
         attention_bias, mlp_bias, use_bias, use_qk_norm: keys of config.json; each architecture reads some of them.
         experts: the experts of its sparse layers; None if all layers are dense.
+        latent: its latent attention; None if its layers have keys and values of their own.
         sliding_window: window in tokens if any layer slides, else None.
         dtype: type of weights and activations in this run.
         eos_token_ids: end tokens that config.json names; they may be beyond the vocabulary.
@@ -95,6 +98,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     generation_eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
+    latent: LatentConfig | None = field(default=None, repr=False)
     layout_mark: str | None = field(default=None, compare=False, repr=False)
     has_int8_cache: bool = field(default=False, repr=False)  # repr names the checkpoint
     quantization: QuantizationConfig = field(default=UNQUANTIZED, repr=False)
@@ -153,7 +157,7 @@ class ModelConfig:
     @property
     def state_bytes(self) -> int:
         """Return the bytes of one hidden state."""
-        return self.hidden_size * _DTYPE_BYTES[self.dtype]
+        return self.hidden_size * DTYPE_BYTES[self.dtype]
 
     def choose_max_model_len(self, requested: ContextLength) -> int:
         """Return the maximum number of tokens of prompt and output, for a value of `--max-model-len`.
@@ -239,6 +243,9 @@ class ModelConfig:
             config = parse(dtype=dtype)
         if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
             raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
+        if kv_cache_dtype == "int8" and config.latent is not None:
+            problem = f"int8 is not supported yet with the latent attention of {config.architecture}; leave it at auto"
+            raise ConfigError("kv_cache_dtype", problem)
         gguf = str(find_linked_gguf(directory) or "")
         if config.own_codes == GGUF and packed is None and not gguf:
             problem = "checkpoints quantized with 'gguf' are read from the GGUF file itself"
@@ -292,33 +299,29 @@ def _parse(raw: Mapping[str, Any], generation: Mapping[str, Any], path: str, dty
     def count(key: str, derived: int | None = None) -> int:
         return _count(raw, key, where, defaults, derived)
 
-    num_heads, hidden_size, vocab_size = count("num_attention_heads"), count("hidden_size"), count("vocab_size")
-    head_dim = count("head_dim", hidden_size // num_heads)
-    num_kv_heads = count("num_key_value_heads", num_heads)
-    check_heads(num_heads, num_kv_heads, head_dim)
-    num_layers, max_positions = count("num_hidden_layers"), count("max_position_embeddings")
-    rope = parse_rope(raw, head_dim=head_dim, max_position_embeddings=max_positions, defaults=defaults, where=where)
+    attention, num_layers = parse_attention(raw, architecture, count, where), count("num_hidden_layers")
     return ModelConfig(
         path=path,
         architecture=architecture,
-        hidden_size=hidden_size,
+        hidden_size=count("hidden_size"),
         intermediate_size=count("intermediate_size"),
         num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=vocab_size,
-        max_position_embeddings=max_positions,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        vocab_size=count("vocab_size"),
+        max_position_embeddings=count("max_position_embeddings"),
         rms_norm_eps=float(defaults.value(raw, "rms_norm_eps")),
         tie_word_embeddings=bool(defaults.value(raw, "tie_word_embeddings")),
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
         use_bias=bool(raw.get("use_bias", False)),
         use_qk_norm=bool(raw.get("use_qk_norm", False)),
-        rope=rope,
+        rope=attention.rope,
         experts=parse_experts(raw, architecture, num_layers, where),
+        latent=attention.latent,
         sliding_window=find_sliding_window(raw, num_layers, defaults),
-        dtype=_run_dtype(dtype, _checkpoint_dtype(raw, stored)),
+        dtype=choose_dtype(dtype, raw, stored),
         eos_token_ids=_eos_token_ids(raw),
         generation_eos_token_ids=_eos_token_ids(generation),
         generation=parse_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
@@ -326,14 +329,8 @@ def _parse(raw: Mapping[str, Any], generation: Mapping[str, Any], path: str, dty
         quantization=quantization,
         quantization_method=quantization_method(raw),
         own_codes=quantization.name if quantization.has_own_codes else "",
-        notes=tuple(unused_keys(raw, architecture, rope.theta, where)),
+        notes=tuple(unused_keys(raw, architecture, attention.rope.theta, where)),
     )
-
-
-def _checkpoint_dtype(raw: Mapping[str, Any], stored: str) -> str:
-    """Return the dtype that config.json names, else that of the files."""
-    named = str(raw.get("dtype") or raw.get("torch_dtype") or "auto").removeprefix("torch.")
-    return stored if named == "auto" else named
 
 
 def _with_packed(config: ModelConfig, packed: PackedHeader, dtype: str) -> ModelConfig:
@@ -362,9 +359,10 @@ def _architecture(raw: Mapping[str, Any], where: str) -> str:
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     name = _ARCHITECTURE_ALIASES.get(str(name), name)
-    if name not in TRANSFORMERS:
+    problem = describe_foreign_variant(raw, name)
+    if name not in TRANSFORMERS or problem:
         supported = ", ".join(TRANSFORMERS)
-        problem = describe_foreign_architecture(raw, name)
+        problem = problem or describe_foreign_architecture(raw, name)
         raise ConfigError("architectures", f"{where}{problem} (supported: {supported})")
     return cast(str, name)
 
@@ -380,14 +378,6 @@ def _count(raw: Mapping[str, Any], key: str, where: str, defaults: FamilyDefault
     if not count:
         raise ConfigError(key, f"{where}expected {MODEL_KEYS[key].expected}, got {count}")
     return count
-
-
-def _run_dtype(requested: str, checkpoint: str) -> DType:
-    if requested == "auto":
-        requested = _RUN_AS.get(checkpoint, checkpoint)
-    if requested not in _DTYPE_NAMES:
-        raise ConfigError("dtype", f"'{requested}' is not supported (supported: auto, bfloat16, float32)")
-    return _DTYPE_NAMES[requested]
 
 
 def _eos_token_ids(raw: Mapping[str, Any]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from typing import Any, Literal, cast, get_args
 
@@ -33,6 +33,7 @@ class RopeConfig:
         truncate: yarn rounds its band to whole dimensions.
         attention_factor: yarn's multiplier of cosines and sines; 1 for other kinds.
         freq_factors: divisor of each inverse frequency, for kind freq_factors.
+        score_factor: multiplier of the scores of latent attention; other families do not use it.
     """
 
     kind: RopeKind
@@ -48,6 +49,7 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0
     freq_factors: tuple[float, ...] = ()
+    score_factor: float = field(default=1.0, repr=False)  # repr names the checkpoint, LatentConfig.scale holds it
 
     @property
     def max_context_len(self) -> int:
@@ -71,7 +73,7 @@ def parse_rope(
 
     Args:
         raw: the whole config.json, whose values outside of the object for rotary embeddings have been checked.
-        head_dim: size of an attention head.
+        head_dim: size of an attention head, or of the rotated part of one that has two parts.
         max_position_embeddings: context length of config.json.
         defaults: of the family.
         where: the file, as messages begin with it.
@@ -116,6 +118,7 @@ def parse_rope(
         beta_slow=float(params.get("beta_slow") or 1.0),
         truncate=bool(params.get("truncate", True)),
         attention_factor=_yarn_attention_factor(params, factor) if kind == "yarn" else 1.0,
+        score_factor=_magnitude(factor, float(params.get("mscale_all_dim") or 0.0)) ** 2,
     )
 
 
@@ -200,11 +203,11 @@ def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:
     explicit = params.get("attention_factor")
     if explicit is not None:
         return float(explicit)
-
-    def magnitude(mscale: float) -> float:
-        return 0.1 * mscale * log(factor) + 1.0 if factor > 1.0 else 1.0
-
     mscale, mscale_all = params.get("mscale"), params.get("mscale_all_dim")
     if mscale and mscale_all:
-        return magnitude(float(mscale)) / magnitude(float(mscale_all))
-    return magnitude(1.0)
+        return _magnitude(factor, float(mscale)) / _magnitude(factor, float(mscale_all))
+    return _magnitude(factor, 1.0)
+
+
+def _magnitude(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * log(factor) + 1.0 if factor > 1.0 else 1.0

@@ -119,10 +119,12 @@ def weight_notes(config: EngineConfig, model_config: ModelConfig) -> list[str]:
 
 def digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:
     """Digest config.json and the weight files, or those that were packed; the digest does not depend on the folder."""
-    config = replace(model_config, path="")
+    config = repr(replace(model_config, path=""))
+    if model_config.latent is not None:
+        config += repr(model_config.latent)
     packed = model_config.packed
     files = digest_weight_files(Path(model_config.path)) if packed is None else packed.source
-    return hashlib.blake2b(f"{load_choices}\0{config!r}\0{files}".encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(f"{load_choices}\0{config}\0{files}".encode(), digest_size=8).hexdigest()
 
 
 def _describe_speculation(speculative: SpeculativeConfig) -> dict[str, Any]:

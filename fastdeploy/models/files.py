@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastdeploy.config.model_config import DType
+from fastdeploy.config.run_dtype import DType
 from fastdeploy.config.torch_files import find_torch_files
 from fastdeploy.config.weight_files import has_safetensors
 from fastdeploy.core.errors import ConfigError

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from paddle import Tensor
 
-from fastdeploy.config.model_config import DType
+from fastdeploy.config.run_dtype import DType
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.ggml_types import PLAIN_TYPES
 from fastdeploy.gguf.file import GGUFFile

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastdeploy.config.env import read_env
-from fastdeploy.config.model_config import DType, ModelConfig
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
+from fastdeploy.config.run_dtype import DType
 from fastdeploy.config.weight_files import unused_tensors
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture

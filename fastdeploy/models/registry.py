@@ -17,6 +17,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, ERNIE4_5, ERNIE4_5_MOE, GLM4_MOE)
 }
 _EXPERT_OPERATORS = ("route", "experts_up", "experts_down")
+_LATENT_OPERATORS = ("append_latent_attention", "project_heads")
 
 
 def find_architecture(config: ModelConfig) -> Architecture:
@@ -41,7 +42,9 @@ def check_device(config: ModelConfig) -> None:
         ConfigError: it has no kernel for an operator of the model, or its kernels do not take the model's sizes.
     """
     backend = selected_backend()
-    missing = missing_kernels(_EXPERT_OPERATORS) if config.experts is not None else []
+    of_experts = _EXPERT_OPERATORS if config.experts is not None else ()
+    of_attention = _LATENT_OPERATORS if config.latent is not None else ()
+    missing = missing_kernels((*of_experts, *of_attention))
     if missing:
         message = f"{config.architecture} needs {', '.join(missing)}, which {backend.device} does not have yet"
         raise ConfigError("architectures", message)

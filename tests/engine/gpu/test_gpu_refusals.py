@@ -40,6 +40,13 @@ EXPERTS = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
 }
+LATENT = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "head_dim": None,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
 CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # (config.json, flags, message)
     ({}, {"dtype": "float32"}, "dtype: float32 is not available on a GPU; take bfloat16"),
     ({"head_dim": 32}, {}, "head_dim: expected 64, 128, 256 on a GPU, got 32"),
@@ -50,6 +57,12 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [  # (config.json, fla
         EXPERTS,
         {},
         "architectures: Qwen3MoeForCausalLM needs route, experts_up, experts_down, which gpu does not have yet",
+    ),
+    (
+        LATENT,
+        {},
+        "architectures: DeepseekV2ForCausalLM needs route, experts_up, experts_down, append_latent_attention, "
+        "project_heads, which gpu does not have yet",
     ),
     ({}, {"max_num_seqs": 2049}, "max_num_seqs: expected at most 2048 on this device, got 2049"),
     ({}, {"speculative_config": DRAFTS}, "speculative_config.model: head_dim: expected 64, 128, 256 on a GPU, got 96"),
