@@ -45,10 +45,10 @@ from fastdeploy.gguf.folder import find_gguf
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.files import open_files
 from fastdeploy.models.loader import load_model
-from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.backends.cpu import library
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.caches import allocate_cache
 from fastdeploy.ops.registry import select_backend
 
 BLOCK_SIZE = 64
@@ -84,9 +84,8 @@ class ModelScorer:
         config = ModelConfig.from_pretrained(path, dtype=numerics.dtype, kv_cache_dtype=numerics.kv_cache_dtype)
         self._model = load_model(config, max_rows=WINDOW, max_model_len=WINDOW, quantization=numerics.quantization)
         self.weights_mib = self._model.num_weight_bytes / 2**20
-        heads, num_blocks = self._model.heads, -(-WINDOW // BLOCK_SIZE)
-        sizes = (num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
-        self._caches = [allocate_kv_cache(*sizes, config.kv_cache_dtype) for _ in range(self._model.num_layers)]
+        num_blocks, spec = -(-WINDOW // BLOCK_SIZE), config.cache_spec
+        self._caches = [allocate_cache(num_blocks, BLOCK_SIZE, spec) for _ in range(self._model.num_layers)]
         self._batch = BatchIndex(WINDOW, 1, num_blocks, BLOCK_SIZE)
         self._token_ids = HostBuffer(WINDOW, "int32")
 

@@ -67,7 +67,7 @@ from fastdeploy.models import loader
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.weight_source import DummySource, WeightSource
 from fastdeploy.models.weights import DecoderWeights
-from fastdeploy.ops.attention import KVCache
+from fastdeploy.ops.caches import LayerCache
 
 NAIVE, NAIVE_AGAIN, FIXED = "naive", "naive again", "-fixed"
 TEXT_METHODS = ("ngram", "suffix")  # draft from text alone
@@ -131,7 +131,7 @@ class SharedMemory:
         """Share memory among this many engines; `alike` is the share of tokens with the same random embedding."""
         self.num_engines, self._alike = num_engines, alike
         self._weights: dict[str, DecoderWeights] = {}
-        self._caches: list[KVCache] = []  # by layer
+        self._caches: list[LayerCache] = []  # by layer
         self._block_ids: list[int] = []  # of no engine yet
 
     def build(self, config: EngineConfig) -> Engine:
@@ -163,7 +163,7 @@ class SharedMemory:
             self._weights[key] = load(config, architecture, source, *rest)
         return self._weights[key]
 
-    def _allocate_once(self, allocate: Callable[..., list[KVCache]], *sizes: Any) -> list[KVCache]:
+    def _allocate_once(self, allocate: Callable[..., list[LayerCache]], *sizes: Any) -> list[LayerCache]:
         self._caches = self._caches or allocate(*sizes)
         return self._caches
 

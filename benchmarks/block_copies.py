@@ -17,8 +17,8 @@ from benchmarks.report import Row
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.engine.memory_plan import MemoryPlan, allocate_kv_caches
 from fastdeploy.kv_cache.arena import Arena
-from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.registry import select_backend, selected_backend
 from fastdeploy.worker.block_mover import BlockMover, CachePart
 
@@ -30,7 +30,7 @@ PYTHON_LOOPS = 2000  # of a loop that needs the interpreter
 class Caches:
     """KV caches of as many blocks as a prompt has, with their mover."""
 
-    caches: list[KVCache]  # which own the memory
+    caches: list[LayerCache]  # which own the memory
     regions: list[BlockRegion]
     mover: BlockMover
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fastdeploy.config.attention_sizes import parse_attention
+from fastdeploy.config.cache_spec import CacheSpec
 from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
 from fastdeploy.config.context_limit import ContextLength, ContextLimit
 from fastdeploy.config.experts_config import ExpertsConfig, parse_experts
@@ -117,6 +118,11 @@ class ModelConfig:
     def kv_cache_dtype(self) -> str:
         """Return the type of cached keys and values: int8, or that of the activations."""
         return "int8" if self.has_int8_cache else self.dtype
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        """Return what the cache of each layer holds per token."""
+        return CacheSpec("grouped", self.num_kv_heads, self.head_dim, self.kv_cache_dtype)
 
     @property
     def has_experts(self) -> bool:

@@ -64,7 +64,7 @@ def layout_digests(
     """
     balance, drafting_balance = key_balances
     target = _numerics(fingerprint), selected_backend().kv_layout, spec.config.cache.block_size
-    digests = {"target": _digest("target", target, balance)}
+    digests = {"target": _digest("target", target, spec.model_config.cache_spec, balance)}
     if drafting is not None and drafting.num_layers:
         speculative = spec.config.speculative
         quantization = getattr(speculative, "quantization", None)
@@ -82,7 +82,7 @@ def layout_digests(
             hidden_state,
             head,
         )
-        digests["drafting"] = _digest("drafting", target, model, drafting_balance)
+        digests["drafting"] = _digest("drafting", target, drafting.config.cache_spec, model, drafting_balance)
         if drafting.state_bytes:
             digests["states"] = _digest("states", target, drafting.method, hidden_state, head)
     return digests

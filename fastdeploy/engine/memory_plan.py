@@ -10,7 +10,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.ops.attention import KVCache, allocate_kv_cache
+from fastdeploy.ops.caches import LayerCache, allocate_cache
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.drafting_model import DraftingModelConfig
 from fastdeploy.worker.block_mover import slot_bytes
@@ -88,9 +88,7 @@ def plan_memory(
 
 def _plan_block(config: EngineConfig, model_config: ModelConfig, drafting: DraftingModelConfig | None) -> MemoryPlan:
     """Return the plan of a cache with one block."""
-    layer_bytes = selected_backend().kv_bytes_per_token(
-        model_config.num_kv_heads, model_config.head_dim, model_config.kv_cache_dtype
-    )
+    layer_bytes = selected_backend().kv_bytes_per_token(model_config.cache_spec)
     block_bytes, extra_bytes = model_config.num_layers * layer_bytes * config.cache.block_size, 0
     if drafting is not None:
         block_bytes += drafting.block_bytes
@@ -182,7 +180,7 @@ def _plan_arena(
     return plan
 
 
-def allocate_kv_caches(model_config: ModelConfig, memory: MemoryPlan) -> list[KVCache]:
+def allocate_kv_caches(model_config: ModelConfig, memory: MemoryPlan) -> list[LayerCache]:
     """Return the KV cache of each layer of the target."""
-    shape = (memory.num_blocks, memory.block_size, model_config.num_kv_heads, model_config.head_dim)
-    return [allocate_kv_cache(*shape, model_config.kv_cache_dtype) for _ in range(model_config.num_layers)]
+    num_blocks, block_size, spec = memory.num_blocks, memory.block_size, model_config.cache_spec
+    return [allocate_cache(num_blocks, block_size, spec) for _ in range(model_config.num_layers)]

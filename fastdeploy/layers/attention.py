@@ -9,6 +9,7 @@ from paddle import Tensor
 
 from fastdeploy.layers.linear import Linear
 from fastdeploy.ops.attention import AttentionMetadata, KVCache, append_attention
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
@@ -17,6 +18,13 @@ class Projection(Protocol):
 
     def __call__(self, x: Tensor, out: Tensor, num_rows: int) -> None:
         """Write the first num_rows rows of x [capacity, hidden_size] to out [capacity, width of q | k | v]."""
+
+
+class SelfAttention(Protocol):
+    """The attention of a decoder layer, with queries in groups or of another kind."""
+
+    def __call__(self, hidden: Tensor, metadata: AttentionMetadata, cache: LayerCache) -> None:
+        """Write what the rows add to the layer's cache, and add the attention output to `hidden`."""
 
 
 class Attention:
@@ -55,16 +63,17 @@ class Attention:
         self.scale = float(heads.head_dim) ** -0.5
 
     def __call__(
-        self, hidden: Tensor, metadata: AttentionMetadata, cache: KVCache, inputs: Tensor | None = None
+        self, hidden: Tensor, metadata: AttentionMetadata, cache: LayerCache, inputs: Tensor | None = None
     ) -> None:
         """Write the keys and values of the rows to the cache, and to `hidden` the inputs plus the attention output.
 
         Args:
             hidden: [capacity, hidden_size].
             metadata: the rows and where their keys and values are in the cache.
-            cache: of this layer.
+            cache: of this layer, a KVCache.
             inputs: [capacity, hidden_size]; None if they are in `hidden`.
         """
+        assert isinstance(cache, KVCache), "queries in groups have keys and values of their own"
         qkv_out, attended, num_rows = self.qkv_out, self.attended, metadata.num_rows
         inputs = hidden if inputs is None else inputs
         self.qkv(inputs, qkv_out, num_rows)

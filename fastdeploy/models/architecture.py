@@ -79,10 +79,14 @@ class Architecture:
             prefix: what their names begin with.
             is_sparse: whether it has the model's experts instead of a dense block.
         """
-        traits, hidden_size = self.traits(config), config.hidden_size
-        attention = AttentionPart(
+        attention = self._attention(config, prefix)
+        return LayerParts(attention, self._experts(config, prefix) if is_sparse else self._mlp(config, prefix))
+
+    def _attention(self, config: ModelConfig, prefix: str) -> AttentionPart:
+        traits = self.traits(config)
+        return AttentionPart(
             AttentionNames.of_layer(prefix),
-            hidden_size,
+            config.hidden_size,
             HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim),
             rotary_dim=config.rope.rotary_dim,
             interleaved_rotary=traits.interleaved_rotary,
@@ -90,7 +94,6 @@ class Architecture:
             output_bias=traits.output_bias,
             qk_norm=traits.qk_norm,
         )
-        return LayerParts(attention, self._experts(config, prefix) if is_sparse else self._mlp(config, prefix))
 
     def _mlp(self, config: ModelConfig, prefix: str) -> MLPPart:
         has_bias, norm = self.traits(config).mlp_bias, f"{prefix}post_attention_layernorm.weight"

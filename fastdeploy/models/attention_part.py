@@ -55,16 +55,14 @@ class AttentionNames:
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What all attention layers of a model share.
+    """What all attention layers of a model share, of whatever kind they are.
 
     Attributes:
-        heads: layout of the attention heads.
         cos_sin: the table of `layers.rotary`.
         interleaved_rotary: which dimensions of a head are rotated together.
         eps: of every norm.
     """
 
-    heads: HeadLayout
     cos_sin: Tensor
     interleaved_rotary: bool
     eps: float
@@ -75,10 +73,12 @@ class AttentionWeights:
     """Weights of one layer's attention; qkv holds q | k | v.
 
     Attributes:
+        heads: layout of the attention heads.
         key_exponents: [num_kv_heads or 1, head_dim] int8: keys are divided by 2^exponent, queries multiplied; None if
             keys are not balanced.
     """
 
+    heads: HeadLayout
     norm: Tensor
     qkv: PackedLinear
     output: PackedLinear
@@ -101,7 +101,7 @@ class AttentionWeights:
         rotary = RotaryParams(context.cos_sin, context.interleaved_rotary, self.q_norm, self.k_norm, eps)
         return Attention(
             Linear(self.qkv, NormParams(self.norm, eps)),
-            context.heads,
+            self.heads,
             rotary,
             Linear(self.output),
             buffers.scratch("qkv", self.qkv.out_features),
@@ -165,6 +165,7 @@ class AttentionPart:
         exponents = self._key_exponents(loader) if loader.balances_keys else None
         factors = {} if exponents is None else self._factors(exponents)
         return AttentionWeights(
+            heads=self.heads,
             norm=loader.copy(names.norm),
             qkv=loader.linear(self.qkv, quantization, factors),
             output=loader.linear(self.output, quantization),

@@ -20,10 +20,10 @@ from fastdeploy.models.heads.taps import StateTaps
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weights import DecoderWeights
-from fastdeploy.ops.attention import AttentionMetadata, KVCache
+from fastdeploy.ops.attention import AttentionMetadata
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.experts import ExpertLoad
 from fastdeploy.ops.gather import scatter_rows
-from fastdeploy.ops.rotary import HeadLayout
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DecoderLayer:
         self.mlp = weights.mlp.make_layer(context.eps, buffers)
         self.hidden = buffers.hidden
 
-    def __call__(self, metadata: AttentionMetadata, cache: KVCache) -> None:
+    def __call__(self, metadata: AttentionMetadata, cache: LayerCache) -> None:
         """Apply the layer to the rows of the shared hidden buffer."""
         self.attention(self.hidden, metadata, cache)
         self.mlp(self.hidden, metadata.num_rows)
@@ -59,7 +59,6 @@ class CausalLM:
 
     Attributes:
         config: the checkpoint's configuration; `config.dtype` is the dtype of activations.
-        heads: layout of the attention heads.
         num_layers: number of layers, each with a KV cache.
         vocab_size: number of logits per row; the tokenizer may have fewer ids.
         max_rows: maximum number of rows in a step.
@@ -89,7 +88,6 @@ class CausalLM:
         """
         config.check_max_model_len(max_model_len)
         self.config = config
-        self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
         self.num_layers = config.num_layers
         self.vocab_size = config.vocab_size
         self.max_rows = max_rows
@@ -104,7 +102,7 @@ class CausalLM:
         self._buffers = StepBuffers(config.hidden_size, max_rows, config.dtype, self.expert_load)
         self.output: Tensor = self._buffers.normed
         cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len))
-        context = AttentionContext(self.heads, cos_sin, traits.interleaved_rotary, config.rms_norm_eps)
+        context = AttentionContext(cos_sin, traits.interleaved_rotary, config.rms_norm_eps)
         self._layers = tuple(DecoderLayer(layer, context, self._buffers) for layer in weights.layers)
         self._embedding = Embedding(weights.embedding)
         self._final_norm = RMSNorm(weights.final_norm, config.rms_norm_eps)
@@ -125,7 +123,7 @@ class CausalLM:
         last = self.output if is_normed else self._buffers.hidden
         self._stored_rows = last if taps is None else taps.states
 
-    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[LayerCache]) -> Tensor:
         """Compute one step: write the keys and values of its rows and return their final hidden states.
 
         Args:

@@ -41,7 +41,8 @@ from fastdeploy.models.step_buffers import StepBuffers
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import DummySource, WeightSource
 from fastdeploy.models.weights import check_quantization
-from fastdeploy.ops.attention import AttentionMetadata, KVCache
+from fastdeploy.ops.attention import AttentionMetadata
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import form_of
@@ -126,7 +127,7 @@ class MTPLayer:
         self._hidden_projection = Linear(weights.hidden_projection, NormParams(weights.hidden_norm, eps))
         self._block = DecoderLayer(weights.block, shared.attention, self._buffers, num_masked_prefix=index + 1)
 
-    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, cache: KVCache) -> None:
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, cache: LayerCache) -> None:
         """Compute the layer: write the keys and values of the rows, and their hidden states to `output`.
 
         Args:

@@ -37,6 +37,16 @@ class KVCache:
     block_size: int
     is_int8: bool = False
 
+    @property
+    def num_blocks(self) -> int:
+        """Return the number of blocks."""
+        return int(self.key.shape[0])
+
+    @property
+    def tensors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return both tensors."""
+        return self.key, self.value
+
 
 @dataclass(frozen=True)
 class AttentionMetadata:

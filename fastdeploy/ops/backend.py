@@ -24,8 +24,9 @@ from fastdeploy.ops.quantized_form import QuantizedForm
 if TYPE_CHECKING:
     from paddle import Tensor
 
+    from fastdeploy.config.cache_spec import CacheSpec
     from fastdeploy.config.model_config import ModelConfig
-    from fastdeploy.ops.attention import KVCache
+    from fastdeploy.ops.caches import LayerCache
 
 # function(num_rows, num_seqs) calls operators for the first rows and sequences of buffers with fixed addresses.
 StepFunction = Callable[[int, int], None]
@@ -203,15 +204,17 @@ class Backend(ABC):
         return UncapturedGraph(function)
 
     @abstractmethod
-    def kv_bytes_per_token(self, num_kv_heads: int, head_dim: int, dtype: str) -> int:
-        """Return the bytes of one token's key and value in the cache of one layer.
+    def kv_bytes_per_token(self, spec: CacheSpec) -> int:
+        """Return the bytes of one token in the cache of one layer.
 
-        Args:
-            dtype: of the cache, as `allocate_kv_cache` takes it.
+        Raises:
+            ValueError: the backend has no cache of this kind.
         """
 
-    def block_regions(self, cache: KVCache, num_blocks: int) -> list[BlockRegion]:
-        """Describe the first blocks of a cache for copies to shared memory; KV head h has checksum h.
+    def block_regions(self, cache: LayerCache, num_blocks: int) -> list[BlockRegion]:
+        """Describe the first blocks of a cache for copies to shared memory.
+
+        KV head h has checksum h; a latent row is one head.
 
         Raises:
             NotImplementedError: the blocks of this backend do not move between engines.

@@ -6,11 +6,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdeploy.ops.host import load_library
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 Checksums = NDArray[np.uint32]
 
@@ -30,6 +34,12 @@ class BlockRegion:
     num_heads: int
     head_bytes: int
     first_checksum: int
+
+    @classmethod
+    def of_tensor(cls, tensor: Tensor, num_blocks: int, num_heads: int) -> BlockRegion:
+        """Describe the first blocks of a tensor [all blocks, ...] whose blocks hold one head after the other."""
+        block_bytes = int(tensor.size) * int(tensor.element_size()) // int(tensor.shape[0])
+        return cls(tensor.data_ptr(), num_blocks, num_heads, block_bytes // num_heads, 0)
 
     @property
     def block_bytes(self) -> int:

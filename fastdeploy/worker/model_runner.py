@@ -22,10 +22,11 @@ from paddle import Tensor
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.request import Request
 from fastdeploy.core.step import RequestResult, StepPlan
-from fastdeploy.ops.attention import AttentionMetadata, KVCache
+from fastdeploy.ops.attention import AttentionMetadata
 from fastdeploy.ops.batch_index import BatchIndex, shift_logits_rows, virtual_padding
 from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.experts import ExpertLoad
 from fastdeploy.ops.gather import gather_rows
 from fastdeploy.ops.graph import CapturedGraph
@@ -56,7 +57,7 @@ class CausalLM(Protocol):
 
     expert_load: ExpertLoad | None
 
-    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[LayerCache]) -> Tensor:
         """Return hidden states [capacity, H] after the final norm, of which the first metadata.num_rows are valid.
 
         Every call returns the same tensor.
@@ -115,9 +116,9 @@ class RunnerConfig:
         """Return the number of blocks of the longest context."""
         return -(-self.max_model_len // self.block_size)
 
-    def limits_of(self, kv_cache: KVCache) -> InputLimits:
+    def limits_of(self, kv_cache: LayerCache) -> InputLimits:
         """Return what the rows of a step with such caches may refer to."""
-        return InputLimits(self.vocab_size, kv_cache.key.shape[0], self.max_model_len)
+        return InputLimits(self.vocab_size, kv_cache.num_blocks, self.max_model_len)
 
 
 def max_logits_rows(config: RunnerConfig) -> int:
@@ -131,7 +132,7 @@ class ModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        kv_caches: Sequence[KVCache],
+        kv_caches: Sequence[LayerCache],
         config: RunnerConfig,
         observer: StepObserver | None = None,
     ) -> None:
@@ -198,7 +199,7 @@ class ModelRunner:
 
     def block_regions(self) -> list[BlockRegion]:
         """Describe the blocks of the KV caches."""
-        num_blocks = self.kv_caches[0].key.shape[0]
+        num_blocks = self.kv_caches[0].num_blocks
         return [r for cache in self.kv_caches for r in self._backend.block_regions(cache, num_blocks)]
 
     def verify_drafts(self, num_seqs: int) -> None:

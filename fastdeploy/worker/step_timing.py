@@ -115,7 +115,7 @@ def make_plan(
 ) -> StepPlan:
     """Return a step of requests with `num_tokens` tokens and rows[i] - 1 drafts, in blocks of their own if they fit."""
     num_blocks = -(-(num_tokens + max_drafts) // runner.config.block_size)
-    num_separate = max(1, runner.kv_caches[0].key.shape[0] // num_blocks)
+    num_separate = max(1, runner.kv_caches[0].num_blocks // num_blocks)
     blocks = [range(first, first + num_blocks) for first in range(0, num_separate * num_blocks, num_blocks)]
     requests = [make_request(num_tokens, n - 1, ids, token_ids) for n, ids in zip(rows, cycle(blocks))]
     return StepPlan([ScheduledRequest(r, n, num_tokens - 1, r.draft, n) for r, n in zip(requests, rows)])

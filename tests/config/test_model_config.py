@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fastdeploy.config.cache_spec import CacheSpec
 from fastdeploy.config.model_config import ModelConfig, parse_model_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.hub.model_path import resolve_model_path
@@ -62,6 +64,12 @@ def test_both_spellings_of_rope_mean_the_same(kind: str, values: dict[str, Any])
 def test_both_spellings_of_dtype_mean_the_same() -> None:
     assert parse(dtype="bfloat16") == parse(torch_dtype="bfloat16")
     assert parse(dtype="bfloat16").dtype == "bfloat16" and parse(dtype="float32").dtype == "float32"
+
+
+def test_the_cache_spec_has_the_heads_of_keys_and_the_type_of_the_cache() -> None:
+    config = parse(num_attention_heads=8, num_key_value_heads=2, head_dim=24, dtype="bfloat16")
+    assert config.cache_spec == CacheSpec("grouped", 2, 24, "bfloat16")
+    assert replace(config, has_int8_cache=True).cache_spec == CacheSpec("grouped", 2, 24, "int8")
 
 
 def test_dtype_flag_overrides_the_checkpoint() -> None:

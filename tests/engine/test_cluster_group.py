@@ -270,6 +270,22 @@ def test_end_tokens_and_vocabulary_are_part_of_the_group(changes: dict[str, Any]
     assert cluster_group.group_parts(spec, fingerprint | {"tensor_parallel_size": 4}, 256) == parts
 
 
+@pytest.mark.parametrize("changes", [{"num_kv_heads": 4}, {"head_dim": 32}, {"has_int8_cache": True}])
+def test_layouts_depend_on_what_a_layer_caches_per_token(changes: dict[str, Any]) -> None:
+    spec, drafting = _read_model_files(config("draft_model", 3))
+    assert drafting is not None
+
+    def layouts(target: dict[str, Any], draft: dict[str, Any]) -> dict[str, str]:
+        changed = replace(spec, model_config=replace(spec.model_config, **target))
+        model = replace(drafting, config=replace(drafting.config, **draft))
+        return cluster_group.layout_digests(changed, {}, model, ("", ""))
+
+    plain = layouts({}, {})
+    assert plain == layouts({}, {}) and sorted(plain) == ["drafting", "target"]
+    assert {part for part in plain if layouts(changes, {})[part] != plain[part]} == {"target"}
+    assert {part for part in plain if layouts({}, changes)[part] != plain[part]} == {"drafting"}
+
+
 def test_parts_are_short_lines_and_the_group_is_their_digest(plain: dict[str, Any]) -> None:
     parts = plain["parts"]
     assert parts.keys() >= {"isa", "operator_library", "results of operators", "max_model_len", "checkpoint"}

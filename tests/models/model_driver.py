@@ -16,9 +16,9 @@ from fastdeploy.config.model_config import DType, ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
-from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.caches import allocate_cache
 from fastdeploy.ops.graph import CapturedGraph
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -61,11 +61,8 @@ class Driver:
         self.captures = captures
         self.forward = CapturedGraph(self._forward_rows, model.max_rows, max_seqs)
         self.hidden: Tensor | None = None
-        heads = model.heads
-        self.caches = [
-            allocate_kv_cache(num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, model.config.kv_cache_dtype)
-            for _ in range(model.num_layers)
-        ]
+        spec = model.config.cache_spec
+        self.caches = [allocate_cache(num_blocks, BLOCK_SIZE, spec) for _ in range(model.num_layers)]
         self.blocks_per_request = -(-model.max_model_len // BLOCK_SIZE)
         self.batch = BatchIndex(model.max_rows, max_seqs, self.blocks_per_request, BLOCK_SIZE)
         self.token_ids = HostBuffer(model.max_rows, "int32")

@@ -24,9 +24,9 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.loader import load_model
-from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.caches import allocate_cache
 from tests.exactness.requests import run_all
 
 DEMO = Path(resolve_model_path("demo"))
@@ -291,8 +291,7 @@ def states_of(folder: Path, texts: list[list[int]], hidden_state: str = "normed"
     config, length = ModelConfig.from_pretrained(str(folder), dtype="float32"), len(texts[0])
     model = load_model(config, max_rows=length, max_model_len=length)
     batch, tokens = BatchIndex(length, 1, 8, 16), HostBuffer(length, "int32")
-    shape = (8, 16, config.num_kv_heads, config.head_dim, "float32")
-    caches = [allocate_kv_cache(*shape) for _ in range(config.num_layers)]
+    caches = [allocate_cache(8, 16, config.cache_spec) for _ in range(config.num_layers)]
     states: Tensor = paddle.zeros([8 * 16, config.hidden_size])
     model.store_hidden_states(states, hidden_state == "normed")
     rows, zero = np.array([length], np.int32), np.zeros(1, np.int32)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fastdeploy.config.cache_spec import CacheSpec
 from fastdeploy.ops.backend import Backend
 from fastdeploy.ops.registry import selected_backend, use_backend
 
@@ -18,9 +19,9 @@ class ReferenceBackend(Backend):
     def load(self) -> None:
         """Do nothing: there is no library."""
 
-    def kv_bytes_per_token(self, num_kv_heads: int, head_dim: int, dtype: str) -> int:
+    def kv_bytes_per_token(self, spec: CacheSpec) -> int:
         """Return the bytes of fp32 keys and values."""
-        return 8 * num_kv_heads * head_dim
+        return 8 * spec.num_heads * spec.head_dim
 
     def free_memory_bytes(self) -> int:
         """Return 1 GiB."""

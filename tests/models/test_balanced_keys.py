@@ -163,7 +163,8 @@ def test_balanced_keys_of_layers_for_multi_token_prediction_change_no_bit(
         model.config = replace(model.config, has_int8_cache=has_int8_cache)
         (layer,) = load_mtp_layers(model, path and str(path), "default_v1", UNQUANTIZED)
         assert bool(layer.key_balance) == has_int8_cache
-        found.append(Chain(layer, model.config)(tokens_of(5, 30), states)[0])
+        wide = replace(model.config, has_int8_cache=False)
+        found.append(Chain(layer, wide)(tokens_of(5, 30), states)[0])
         force_exponents(monkeypatch)
     assert_same_bits(found[1], found[0])
 

@@ -21,9 +21,9 @@ from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import MTPLayer, load_mtp_layers
-from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.caches import allocate_cache
 
 DEMO = Path(resolve_model_path("demo"))
 Floats = NDArray[np.float32]
@@ -104,7 +104,7 @@ class Stepper:
         self.layer = layer
         config = demo_config()
         self.batch = BatchIndex(MAX_ROWS, 1, 4, BLOCK_SIZE)
-        self.cache: KVCache = allocate_kv_cache(4, BLOCK_SIZE, config.num_kv_heads, config.head_dim, "float32")
+        self.cache = allocate_cache(4, BLOCK_SIZE, config.cache_spec)
         self.tokens = HostBuffer(MAX_ROWS, "int32")
         self.num_computed = 0
 

@@ -25,9 +25,9 @@ from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import MTPLayer, load_mtp_layers
-from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.caches import allocate_cache
 from tests.exactness.requests import run_all
 from tests.models.mtp_training import DefinedLayer, replay, replayed_counts, states_of, train
 
@@ -60,7 +60,7 @@ class Chain:
     def __init__(self, layer: MTPLayer, config: ModelConfig) -> None:
         self.layer, self.num_computed = layer, 0
         self.batch, self.tokens = BatchIndex(64, 1, 4, 16), HostBuffer(64, "int32")
-        self.cache = allocate_kv_cache(4, 16, config.num_kv_heads, config.head_dim, config.dtype)
+        self.cache = allocate_cache(4, 16, config.cache_spec)
 
     def __call__(self, tokens: list[int], states: paddle.Tensor) -> tuple[Floats, paddle.Tensor]:
         """Return log-probabilities [T, V] and output states [T, H] for T tokens and the states before them."""

@@ -17,9 +17,9 @@ from fastdeploy.models.loader import open_source
 from fastdeploy.models.mtp import MTPLayer, load_mtp_layers
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weights import DecoderWeights, load_weights
-from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.caches import allocate_cache
 from fastdeploy.ops.coded_piece import decode
 from fastdeploy.ops.linear import pack_linear
 from fastdeploy.ops.quantized_form import QUANTIZATIONS, QuantizedForm
@@ -68,8 +68,8 @@ def mtp_output(target: CausalLM, tokens: list[int]) -> tuple[MTPLayer, paddle.Te
     """Return an MTP layer of random weights, and what it computes for a sequence of tokens."""
     formats = QuantizationConfig.from_value({"head": "w8a8"})
     [layer] = load_mtp_layers(target, None, "dummy", formats)
-    count, heads = np.array([len(tokens)], np.int32), target.heads
-    cache = allocate_kv_cache(4, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, "bfloat16")
+    count = np.array([len(tokens)], np.int32)
+    cache = allocate_cache(4, BLOCK_SIZE, target.config.cache_spec)
     metadata = BatchIndex(MAX_ROWS, 1, 4, BLOCK_SIZE).fill(count, np.zeros(1, np.int32), count, [[2, 0, 3, 1]])
     token_ids = HostBuffer(MAX_ROWS, "int32")
     token_ids.array[: len(tokens)] = tokens

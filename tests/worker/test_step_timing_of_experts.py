@@ -6,7 +6,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fastdeploy.core.step import RequestResult, StepPlan
@@ -27,7 +26,7 @@ class VirtualRunner:
         self.num_steps = 0
         self.router = Router(experts)
         self.config = SimpleNamespace(max_seqs=max_seqs, block_size=16, vocab_limit=50_000)
-        self.kv_caches = [SimpleNamespace(key=np.zeros((4000, 1)))]
+        self.kv_caches = [SimpleNamespace(num_blocks=4000)]
         load = SimpleNamespace(array=self.router.load, num_experts=experts.num_experts, num_chosen=experts.num_chosen)
         self.model = SimpleNamespace(expert_load=load)
 

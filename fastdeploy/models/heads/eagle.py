@@ -34,7 +34,8 @@ from fastdeploy.models.heads.taps import StateTaps, TapWeights
 from fastdeploy.models.layer_parts import LayerWeights
 from fastdeploy.models.mlp_part import MLPWeights
 from fastdeploy.models.step_buffers import StepBuffers
-from fastdeploy.ops.attention import AttentionMetadata, KVCache
+from fastdeploy.ops.attention import AttentionMetadata
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
@@ -178,10 +179,10 @@ class EagleHead:
             NUM_MASKED,
         )
         self._mlp = first.mlp.make_layer(eps, buffers)
-        context = AttentionContext(heads, cos_sin, False, eps)
+        context = AttentionContext(cos_sin, False, eps)
         self._others = [DecoderLayer(layer, context, buffers, NUM_MASKED) for layer in weights.others]
 
-    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, caches: Sequence[KVCache]) -> None:
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, caches: Sequence[LayerCache]) -> None:
         """Write the keys and values of the rows, and their states to `output`.
 
         Args:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastdeploy.models.decoder import CausalLM
-from fastdeploy.ops.attention import AttentionMetadata, KVCache
+from fastdeploy.ops.attention import AttentionMetadata
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.spec_decode.drafting.drafter import CachedDrafter, DraftBuffers
 from fastdeploy.worker.model_runner import RunnerConfig
@@ -16,7 +17,7 @@ from fastdeploy.worker.model_runner import RunnerConfig
 class DraftModelRunner(CachedDrafter):
     """Drafts with a model that reads token ids only."""
 
-    def __init__(self, model: CausalLM, kv_caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig) -> None:
+    def __init__(self, model: CausalLM, kv_caches: Sequence[LayerCache], num_blocks: int, config: RunnerConfig) -> None:
         """Bind the model to its caches.
 
         Args:

@@ -33,10 +33,10 @@ from paddle import Tensor
 
 from fastdeploy.core.request import Request
 from fastdeploy.core.step import StepPlan
-from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.block_moves import BlockRegion
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.base import Drafter, no_drafts, sampled_tokens
@@ -60,7 +60,7 @@ class DraftBuffers:
         self,
         stages: Sequence[DraftStage],
         output: Tensor,
-        kv_cache: KVCache,
+        kv_cache: LayerCache,
         states: Tensor | None = None,
         input_states: Tensor | None = None,
         vocab_sizes: Sequence[int] = (),
@@ -122,7 +122,7 @@ class CachedDrafter(Drafter):
     def __init__(
         self,
         loop: DraftLoop,
-        kv_caches: Sequence[KVCache],
+        kv_caches: Sequence[LayerCache],
         num_blocks: int,
         config: RunnerConfig,
         max_rows_of_first_pass: int | None = None,

@@ -28,7 +28,7 @@ from fastdeploy.models.heads.load_row_head import find_row_head, load_row_head
 from fastdeploy.models.loader import check_tensors, load_model
 from fastdeploy.models.mtp import check_mtp_layers, load_mtp_layers
 from fastdeploy.models.registry import check_device, find_architecture
-from fastdeploy.ops.attention import KVCache, allocate_kv_cache
+from fastdeploy.ops.caches import LayerCache, allocate_cache
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.spec_decode.drafting.loaded_models import (
@@ -72,8 +72,7 @@ class DraftingModelConfig:
     @property
     def cache_bytes(self) -> int:
         """Return the bytes of one block over all layers."""
-        config = self.config
-        layer_bytes = selected_backend().kv_bytes_per_token(config.num_kv_heads, config.head_dim, config.kv_cache_dtype)
+        layer_bytes = selected_backend().kv_bytes_per_token(self.config.cache_spec)
         return self.num_layers * layer_bytes * self.block_size
 
     @property
@@ -282,7 +281,6 @@ def _token_id_text(token_id: int | None) -> str:
     return "missing" if token_id is None else str(token_id)
 
 
-def _allocate(drafting: DraftingModelConfig, num_blocks: int) -> list[KVCache]:
-    config = drafting.config
-    shape = (num_blocks, drafting.block_size, config.num_kv_heads, config.head_dim)
-    return [allocate_kv_cache(*shape, config.kv_cache_dtype) for _ in range(drafting.num_layers)]
+def _allocate(drafting: DraftingModelConfig, num_blocks: int) -> list[LayerCache]:
+    spec = drafting.config.cache_spec
+    return [allocate_cache(num_blocks, drafting.block_size, spec) for _ in range(drafting.num_layers)]

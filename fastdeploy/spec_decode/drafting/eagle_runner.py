@@ -18,7 +18,8 @@ from paddle import Tensor
 
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.heads.eagle import EagleHead
-from fastdeploy.ops.attention import AttentionMetadata, KVCache
+from fastdeploy.ops.attention import AttentionMetadata
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.draft_vocabulary import (
@@ -38,7 +39,7 @@ class EagleRunner(CachedDrafter):
         self,
         head: EagleHead,
         target: CausalLM,
-        caches: Sequence[KVCache],
+        caches: Sequence[LayerCache],
         num_blocks: int,
         config: RunnerConfig,
     ) -> None:

@@ -12,7 +12,7 @@ from fastdeploy.models.heads.eagle import EagleHead
 from fastdeploy.models.heads.medusa import MedusaHeads
 from fastdeploy.models.heads.mlp_speculator import MLPSpeculator
 from fastdeploy.models.mtp import MTPLayer
-from fastdeploy.ops.attention import KVCache
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.spec_decode.drafting.draft_model_runner import DraftModelRunner
 from fastdeploy.spec_decode.drafting.eagle_runner import EagleRunner
@@ -30,7 +30,7 @@ class DraftingModel(Protocol):
         """Return a digest of what its keys are divided by; empty if they are not balanced."""
 
     def make_runner(
-        self, target: CausalLM, caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig
+        self, target: CausalLM, caches: Sequence[LayerCache], num_blocks: int, config: RunnerConfig
     ) -> Drafter:
         """Return what drafts with it.
 
@@ -53,7 +53,7 @@ class LoadedMTPLayers:
         return " ".join(layer.key_balance for layer in self.layers).strip()
 
     def make_runner(
-        self, target: CausalLM, caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig
+        self, target: CausalLM, caches: Sequence[LayerCache], num_blocks: int, config: RunnerConfig
     ) -> Drafter:
         """Return a runner that reads the target's states."""
         return MTPRunner(self.layers, target, caches, num_blocks, config)
@@ -71,7 +71,7 @@ class LoadedDraftModel:
         return self.model.key_balance
 
     def make_runner(
-        self, target: CausalLM, caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig
+        self, target: CausalLM, caches: Sequence[LayerCache], num_blocks: int, config: RunnerConfig
     ) -> Drafter:
         """Return a runner that reads token ids only."""
         own = self.model.config
@@ -91,7 +91,7 @@ class LoadedRowHead:
         return ""
 
     def make_runner(
-        self, target: CausalLM, caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig
+        self, target: CausalLM, caches: Sequence[LayerCache], num_blocks: int, config: RunnerConfig
     ) -> Drafter:
         """Return a runner that reads the output of the target's last step."""
         if isinstance(self.head, MedusaHeads):
@@ -111,7 +111,7 @@ class LoadedEagleHead:
         return ""
 
     def make_runner(
-        self, target: CausalLM, caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig
+        self, target: CausalLM, caches: Sequence[LayerCache], num_blocks: int, config: RunnerConfig
     ) -> Drafter:
         """Return a runner that reads states which the target's steps make."""
         sizes = replace(config, hidden_size=self.head.config.model.hidden_size)

@@ -20,7 +20,8 @@ from paddle import Tensor
 
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.mtp import MTPLayer
-from fastdeploy.ops.attention import AttentionMetadata, KVCache
+from fastdeploy.ops.attention import AttentionMetadata
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.draft_vocabulary import draft_vocab_sizes
@@ -35,7 +36,7 @@ class MTPRunner(CachedDrafter):
         self,
         layers: Sequence[MTPLayer],
         target: CausalLM,
-        caches: Sequence[KVCache],
+        caches: Sequence[LayerCache],
         num_blocks: int,
         config: RunnerConfig,
     ) -> None:
@@ -53,7 +54,7 @@ class MTPRunner(CachedDrafter):
         self._states: Tensor = states  # last: before a sequence
         target.store_hidden_states(self._states, layers[0].reads_normed)
 
-        def stage(layer: MTPLayer, cache: KVCache) -> DraftStage:
+        def stage(layer: MTPLayer, cache: LayerCache) -> DraftStage:
             def compute(metadata: AttentionMetadata) -> None:
                 layer.forward(buffers.token_ids.tensor, metadata, cache)
 

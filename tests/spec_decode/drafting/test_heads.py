@@ -32,7 +32,7 @@ from fastdeploy.models.heads.load_eagle import find_head, load_eagle_head
 from fastdeploy.models.heads.load_row_head import find_row_head, load_row_head
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.packing import pack_checkpoint
-from fastdeploy.ops.attention import KVCache, allocate_kv_cache
+from fastdeploy.ops.caches import LayerCache, allocate_cache
 from fastdeploy.spec_decode.drafting import medusa_runner
 from fastdeploy.spec_decode.drafting.base import Drafter
 from fastdeploy.spec_decode.drafting.eagle_runner import EagleRunner
@@ -111,9 +111,8 @@ def view(tokens: tuple[int, ...] = tuple(TOKENS), dtype: str = "float32") -> Tar
     return TargetView(states, np.stack([recorded.inputs[i] for i in range(15)]), embedding, embedding)
 
 
-def caches(count: int, model: ModelConfig, num_blocks: int) -> list[KVCache]:
-    sizes = num_blocks, BLOCK, model.num_kv_heads, model.head_dim
-    return [allocate_kv_cache(*sizes, model.kv_cache_dtype) for _ in range(count)]
+def caches(count: int, model: ModelConfig, num_blocks: int) -> list[LayerCache]:
+    return [allocate_cache(num_blocks, BLOCK, model.cache_spec) for _ in range(count)]
 
 
 def runner_of(folder: Path, method: str) -> Drafter:

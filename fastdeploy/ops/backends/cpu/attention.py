@@ -11,7 +11,7 @@ from fastdeploy.ops.backends.cpu.memory import allocate_untouched
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 _SCALE_BYTES = 4  # bytes of an fp32 scale, KvCacheView::scale_width of custom_ops/cpu_ops/kernels.h
-_ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}
+ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}
 
 
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
@@ -20,10 +20,10 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
         raise ValueError(f"allocate_kv_cache: block_size: expected a multiple of 16, got {block_size}")
     if head_dim <= 0 or head_dim % 2 or head_dim > 256:
         raise ValueError(f"allocate_kv_cache: head_dim: expected an even number up to 256, got {head_dim}")
-    if dtype not in _ITEM_BYTES:
+    if dtype not in ITEM_BYTES:
         raise ValueError(f"allocate_kv_cache: dtype: expected bfloat16, float32 or int8, got {dtype}")
     key, value = (
-        allocate_untouched([num_blocks, num_kv_heads, block_size, width // _ITEM_BYTES[dtype]], dtype)
+        allocate_untouched([num_blocks, num_kv_heads, block_size, width // ITEM_BYTES[dtype]], dtype)
         for width in row_bytes(head_dim, dtype)
     )
     return KVCache(key, value, block_size, dtype == "int8")
@@ -33,7 +33,7 @@ def row_bytes(head_dim: int, dtype: str) -> tuple[int, int]:
     """Return the bytes of one head's key and value at one position; values are padded to a multiple of 16 elements."""
     scale_bytes = _SCALE_BYTES if dtype == "int8" else 0
     padded_dim = (head_dim + 15) // 16 * 16
-    return head_dim * _ITEM_BYTES[dtype] + scale_bytes, padded_dim * _ITEM_BYTES[dtype] + scale_bytes
+    return head_dim * ITEM_BYTES[dtype] + scale_bytes, padded_dim * ITEM_BYTES[dtype] + scale_bytes
 
 
 def append_attention(

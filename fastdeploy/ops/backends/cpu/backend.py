@@ -12,6 +12,7 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy.config.cache_spec import CacheSpec
 from fastdeploy.config.machine import available_memory_bytes, processor_name
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.backend import Backend, CachePages, Graph, StepFunction
@@ -34,6 +35,7 @@ from fastdeploy.ops.backends.cpu.cache_pages import HostCachePages
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.backends.cpu.mapped_file import MappedFile
 from fastdeploy.ops.block_moves import BlockRegion
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.quantized_form import QuantizedForm
 
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -80,18 +82,16 @@ class CpuBackend(Backend):
         """Capture the operators that function(max_rows, max_seqs) calls."""
         return OpGraph(lambda: function(max_rows, max_seqs))
 
-    def kv_bytes_per_token(self, num_kv_heads: int, head_dim: int, dtype: str) -> int:
-        """Return the bytes of one token's key and value, int8 scales and padding included."""
-        return num_kv_heads * sum(attention.row_bytes(head_dim, dtype))
+    def kv_bytes_per_token(self, spec: CacheSpec) -> int:
+        """Return the bytes of one token's latent row, or of its key and value, int8 scales and padding included."""
+        if spec.kind == "latent":
+            return spec.num_heads * spec.head_dim * attention.ITEM_BYTES[spec.dtype]
+        return spec.num_heads * sum(attention.row_bytes(spec.head_dim, spec.dtype))
 
-    def block_regions(self, cache: KVCache, num_blocks: int) -> list[BlockRegion]:
-        """Describe the key and the value tensor."""
-        regions = []
-        for tensor in (cache.key, cache.value):
-            num_heads, rows, width = tensor.shape[1:]
-            head_bytes = rows * width * int(tensor.element_size())
-            regions.append(BlockRegion(tensor.data_ptr(), num_blocks, num_heads, head_bytes, 0))
-        return regions
+    def block_regions(self, cache: LayerCache, num_blocks: int) -> list[BlockRegion]:
+        """Describe the tensors of a cache; those of a KVCache are [num_blocks, num_kv_heads, ...]."""
+        num_heads = int(cache.key.shape[1]) if isinstance(cache, KVCache) else 1
+        return [BlockRegion.of_tensor(tensor, num_blocks, num_heads) for tensor in cache.tensors]
 
     def row_region(self, rows: Tensor, rows_per_block: int, num_blocks: int) -> BlockRegion:
         """Describe rows in host memory."""

@@ -14,9 +14,9 @@ import paddle
 from numpy.typing import DTypeLike, NDArray
 from paddle import Tensor
 
+from fastdeploy.config.cache_spec import CacheSpec
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.backend import Backend, DeviceOptions, Graph, StepFunction
 from fastdeploy.ops.backends.cpu.memory import tensor_of
 from fastdeploy.ops.backends.gpu import (
@@ -39,6 +39,7 @@ from fastdeploy.ops.backends.gpu.graph import DEFAULT_BUCKETS, BucketedGraphs
 from fastdeploy.ops.backends.gpu.library import DeviceLibrary, activate
 from fastdeploy.ops.backends.gpu.memory import Mirror, mirrors
 from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
+from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.registry import is_exact
 
 ROW_MULTIPLE = 8  # elements of bfloat16 in the 16 bytes that a kernel reads at once
@@ -191,18 +192,15 @@ class GpuBackend(Backend):
             copy(0, len(mirror.array))
         self.synchronize()
 
-    def kv_bytes_per_token(self, num_kv_heads: int, head_dim: int, dtype: str) -> int:
+    def kv_bytes_per_token(self, spec: CacheSpec) -> int:
         """Return the bytes of one token's key and value, int8 scales included."""
-        return num_kv_heads * sum(attention.row_bytes(head_dim, dtype))
+        if spec.kind != "grouped":
+            raise ValueError(f"kv_bytes_per_token: spec.kind: expected grouped on a GPU, got {spec.kind}")
+        return spec.num_heads * sum(attention.row_bytes(spec.head_dim, spec.dtype))
 
-    def block_regions(self, cache: KVCache, num_blocks: int) -> list[BlockRegion]:
-        """Describe the key and the value tensor, [num_blocks, num_kv_heads, ...]."""
-        regions = []
-        for tensor in (cache.key, cache.value):
-            num_heads = tensor.shape[1]
-            head_bytes = int(tensor.size) * int(tensor.element_size()) // (tensor.shape[0] * num_heads)
-            regions.append(BlockRegion(tensor.data_ptr(), num_blocks, num_heads, head_bytes, 0))
-        return regions
+    def block_regions(self, cache: LayerCache, num_blocks: int) -> list[BlockRegion]:
+        """Describe the tensors of a cache, [num_blocks, num_kv_heads, ...]."""
+        return [BlockRegion.of_tensor(tensor, num_blocks, int(tensor.shape[1])) for tensor in cache.tensors]
 
     def row_region(self, rows: Tensor, rows_per_block: int, num_blocks: int) -> BlockRegion:
         """Describe rows on the device."""
