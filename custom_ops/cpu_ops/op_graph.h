@@ -102,7 +102,7 @@ Launch resized(const Launch& launch, int64_t num_rows, int64_t num_seqs);
 // Performs all launches for the first num_rows rows and num_seqs sequences.
 void replay(const OpGraph& graph, int64_t num_rows, int64_t num_seqs);
 
-// Performs the launches up to the last one that writes keys and values: for rows whose outputs are not needed.
+// Performs the launches up to the last one that writes a cache: for rows whose outputs are not needed.
 void replay_caches(const OpGraph& graph, int64_t num_rows, int64_t num_seqs);
 
 }  // namespace fd

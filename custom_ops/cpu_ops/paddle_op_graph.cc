@@ -207,6 +207,13 @@ Args resized_args(Args args, int64_t num_rows, int64_t num_seqs) {
   return args;
 }
 
+// Whether a launch writes rows to a cache: its arguments name one.
+template <class Args, class = void>
+constexpr bool writes_cache = false;
+
+template <class Args>
+constexpr bool writes_cache<Args, std::void_t<decltype(Args::cache)>> = true;
+
 template <class Args, class = void>
 constexpr bool has_weight = false;
 
@@ -270,9 +277,11 @@ void replay(const OpGraph& graph, int64_t num_rows, int64_t num_seqs) {
 }
 
 void replay_caches(const OpGraph& graph, int64_t num_rows, int64_t num_seqs) {
-  const auto& launches = graph.launches;
-  size_t count = launches.size();
-  while (count > 0 && !std::holds_alternative<AttentionArgs>(launches[count - 1])) --count;
+  const auto writes = [](const Launch& launch) {
+    return std::visit([](const auto& args) { return writes_cache<std::decay_t<decltype(args)>>; }, launch);
+  };
+  size_t count = graph.launches.size();
+  while (count > 0 && !writes(graph.launches[count - 1])) --count;
   perform_first(graph, count, num_rows, num_seqs);
 }
 

@@ -9,14 +9,17 @@ from collections.abc import Callable
 import paddle
 import pytest
 
-from fastdeploy.ops.attention import AttentionMetadata
+from fastdeploy.config.cache_spec import CacheSpec
+from fastdeploy.ops.attention import AttentionMetadata, KVCache, append_attention
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.caches import allocate_cache
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.input_checks import InputLimits
 from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.rotary import HeadLayout
 from fastdeploy.ops.sampling import FloatColumn, IntColumn
 
 VOCAB, SIZE, ROWS, SEQS, DRAFTS, BLOCK = 50, 16, 24, 5, 4, 16
@@ -167,3 +170,26 @@ def test_nothing_is_computed_without_drafts() -> None:
     model.output[:] = 7.0
     model.draft([0, 1], [0, 0])
     assert (model.output.numpy() == 7.0).all()
+
+
+def test_filling_the_last_stage_ends_with_the_last_write_to_a_cache() -> None:
+    batch, tokens, heads = BatchIndex(ROWS, SEQS, 3, BLOCK), HostBuffer(ROWS, "int32"), HeadLayout(1, 1, SIZE)
+    table, weight = random_rows(VOCAB, 3 * SIZE, "float32", 1), pack_linear(random_rows(SIZE, SIZE, "float32", 2))
+    caches = [allocate_cache(4, BLOCK, CacheSpec("grouped", 1, SIZE, "float32")) for _ in range(2)]
+    qkv, attended, output = (paddle.full([ROWS, width], 7.0) for width in (3 * SIZE, SIZE, SIZE))
+
+    def compute(metadata: AttentionMetadata) -> None:
+        for cache in caches:
+            assert isinstance(cache, KVCache)
+            embedding(tokens.tensor, table, qkv, metadata.num_rows)
+            append_attention(qkv, cache, metadata, attended, heads, 1.0)
+        linear(attended, weight, output, metadata.num_rows)
+
+    stage, limits = DraftStage(compute, lambda rows, num_rows, out: None), InputLimits(VOCAB, 4, 3 * BLOCK)
+    sizes = {"max_drafts": 1, "max_logits_rows": 1}
+    loop = DraftLoop([stage], batch, tokens, output, vocab_sizes=[VOCAB], **sizes, limits=limits)
+    tokens.array[:2] = 5
+    batch.buffers.num_scheduled.array[0] = batch.buffers.num_blocks.array[0] = 2
+    loop.fill_stage(0, 1)
+    assert all((tensor[0].numpy() != 0).any() for cache in caches for tensor in cache.tensors)
+    assert (output.numpy() == 7.0).all()
