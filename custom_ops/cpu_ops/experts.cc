@@ -27,7 +27,7 @@ Product product_of(const ExpertMatrices& m, const uint8_t* packed, const void* x
                    int64_t outputs, int64_t inputs) {
   Product p{};
   p.x = x, p.packed = packed, p.out = out;
-  p.rows = rows, p.n = outputs, p.k = inputs, p.gated = m.gated;
+  p.rows = rows, p.n = p.out_stride = outputs, p.k = p.x_stride = inputs, p.gated = m.gated;
   p.dtype = p.out_dtype = m.dtype;
   p.form = m.form, p.is_quantized = m.is_quantized;
   return p;

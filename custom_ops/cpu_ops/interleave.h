@@ -92,12 +92,13 @@ FD_INLINE void interleave(int64_t rows, int64_t count, Unit* packed, const Load&
   }
 }
 
-// Interleaves rows [rows][k] as [k units][rows]. An odd k in bf16 is paired with zero, as in the packed weight.
+// Interleaves rows of k elements, `stride` elements apart, as [k units][rows]. An odd k in bf16 is paired with zero, as
+// in the packed weight.
 template <class T>
-static inline void interleave_rows(const T* x, int64_t rows, int64_t k, RowUnit<T>* packed) {
+static inline void interleave_rows(const T* x, int64_t stride, int64_t rows, int64_t k, RowUnit<T>* packed) {
   constexpr int64_t size = KUnit<T>::kSize;
   const int64_t whole = k / size;
-  const auto at = [=](int64_t r, int64_t unit) { return x + r * k + unit * size; };
+  const auto at = [=](int64_t r, int64_t unit) { return x + r * stride + unit * size; };
 #if defined(FD_ISA_AVX512)
   const auto load = [=](int64_t r, int64_t unit) { return load_row_units(at(r, unit)); };
 #else

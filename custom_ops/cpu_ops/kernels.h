@@ -58,13 +58,14 @@ struct PackArgs {
 // With `norm`, rows of x are first normalised and rounded as rms_norm does. If gated, silu(y[m, n]) * y[m, N + n] in
 // fp32 replaces y[m, n].
 struct LinearArgs {
-  const void* x;         // Float [rows, k]
+  const void* x;         // Float [rows, k]; x_stride elements from one row to the next
   const void* packed;    // the result of pack_linear
   const void* bias;      // Float [n], gated [2 * n], or null
   const void* residual;  // shape and dtype of out, or null; may be out itself
   const void* norm;      // Float [k] or null
-  void* out;             // [rows, n] of out_dtype
+  void* out;             // [rows, n] of out_dtype; out_stride elements from one row to the next
   int64_t rows, n, k;
+  int64_t x_stride, out_stride;  // out_stride is that of residual, too
   bool gated;
   float eps;  // of the norm
   DType dtype, out_dtype;

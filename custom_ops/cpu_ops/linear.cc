@@ -121,7 +121,8 @@ const RowUnit<T>* packed_rows(const Problem<T>& p, const RowBlocks& blocks) {
   auto* packed = static_cast<RowUnit<T>*>(thread_scratch(static_cast<size_t>(p.a.rows * p.units) * sizeof(RowUnit<T>)));
   parallel_for(blocks.count, p.a.rows * p.a.k >= kMinParallelInputs, [&](int64_t block) {
     const int64_t row = blocks.begin(block), count = blocks.begin(block + 1) - row;
-    interleave_rows(input_rows<T>(p.a, row, count), count, p.a.k, packed + row * p.units);
+    const StridedRows<T> rows = input_rows<T>(p.a, row, count);
+    interleave_rows(rows.data, rows.stride, count, p.a.k, packed + row * p.units);
   });
   return packed;
 }

@@ -82,7 +82,7 @@ static inline void write_block_maxima(const LinearArgs& a, const RowBlocks& bloc
   if (a.block_maxima == nullptr) return;
   const int64_t first = tile.panel * kPanel, end = tile.last * kPanel < a.n ? tile.last * kPanel : a.n;
   for (int64_t row = blocks.begin(tile.block); row < blocks.begin(tile.end); ++row) {
-    const float* outputs = static_cast<const float*>(a.out) + row * a.n + first;
+    const float* outputs = static_cast<const float*>(a.out) + row * a.out_stride + first;
     float* maxima = a.block_maxima + row * num_blocks(a.n) + first / kBlock;
     kSamplingKernels.block_maxima(outputs, static_cast<int32_t>(end - first), maxima);
   }
@@ -112,14 +112,22 @@ static inline void for_each_tile(const LinearArgs& a, const RowBlocks& blocks, B
   for_each_tile(a, blocks, [](int64_t) { return 0; }, [&](int, const Tile& tile) { body(tile); });
 }
 
+// Rows, `stride` elements apart.
+template <class T>
+struct StridedRows {
+  const T* data;
+  int64_t stride;
+  const T* from(int64_t row) const { return data + row * stride; }
+};
+
 // Returns `count` rows from `row` on; a layer with a norm normalises them into this thread's scratch memory.
 template <class T>
-const T* input_rows(const LinearArgs& a, int64_t row, int64_t count) {
-  const T* x = static_cast<const T*>(a.x) + row * a.k;
-  if (a.norm == nullptr) return x;
+StridedRows<T> input_rows(const LinearArgs& a, int64_t row, int64_t count) {
+  const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+  if (a.norm == nullptr) return {x, a.x_stride};
   T* normed = static_cast<T*>(thread_scratch(static_cast<size_t>(count * a.k) * sizeof(T), Scratch::kTile));
-  norm_rows(x, static_cast<const T*>(a.norm), normed, count, a.k, a.eps);
-  return normed;
+  norm_rows(x, a.x_stride, static_cast<const T*>(a.norm), normed, count, a.k, a.eps);
+  return {normed, a.k};
 }
 
 // Does the same as store_rounded for results of arithmetic, whose NaN need no special handling (vec_pairs.h).
@@ -135,7 +143,7 @@ FD_INLINE void store_result(uint16_t* p, FP32Vec16 x) {
 
 template <class Out>
 FD_INLINE void write_as(const LinearArgs& a, FP32Vec16 value, int64_t row, int64_t column) {
-  const int64_t at = row * a.n + column;
+  const int64_t at = row * a.out_stride + column;
   const Out* residual = static_cast<const Out*>(a.residual);
   Out* out = static_cast<Out*>(a.out) + at;
   const int width = static_cast<int>(a.n - column < kPanel ? a.n - column : kPanel);

@@ -12,7 +12,7 @@ namespace {
 template <class T>
 void rms_norm_typed(const RmsNormArgs& a) {
   parallel_for(a.rows, a.rows * a.size >= kMinParallelNormElements, [&](int64_t row) {
-    norm_rows(static_cast<const T*>(a.x) + row * a.size, static_cast<const T*>(a.weight),
+    norm_rows(static_cast<const T*>(a.x) + row * a.size, a.size, static_cast<const T*>(a.weight),
               static_cast<T*>(a.out) + row * a.size, 1, a.size, a.eps);
   });
 }

@@ -30,23 +30,23 @@ FD_INLINE FP32Vec16 norm_factors(FP32Vec16 sums, int64_t size, float eps) {
   return div(splat(1.0f), sqrt(add(mean, splat(eps))));
 }
 
-// Writes 1 / sqrt(mean of squares + eps) of kRows rows. Rows are processed together, because each sum is a chain of
-// dependent additions.
+// Writes 1 / sqrt(mean of squares + eps) of kRows rows, `stride` elements apart. Rows are processed together, because
+// each sum is a chain of dependent additions.
 template <int kRows, class T>
-FD_INLINE void norm_factors(const T* x, int64_t size, float eps, float (&factors)[kRows]) {
+FD_INLINE void norm_factors(const T* x, int64_t stride, int64_t size, float eps, float (&factors)[kRows]) {
   FP32Vec16 squares[kRows];
   for (FP32Vec16& row : squares) row = zero();
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const FP32Vec16 v = load_as_float(x + r * size + i);
+      const FP32Vec16 v = load_as_float(x + r * stride + i);
       squares[r] = fma(v, v, squares[r]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
     if (i < size) {
-      const FP32Vec16 v = load_first(x + r * size + i, static_cast<int>(size - i));
+      const FP32Vec16 v = load_first(x + r * stride + i, static_cast<int>(size - i));
       squares[r] = fma(v, v, squares[r]);
     }
     factors[r] = norm_factor(reduce_sum(squares[r]), size, eps);
@@ -73,22 +73,23 @@ FD_INLINE void scale_row(const T* x, float row_factor, const T* weight, T* out, 
   if (tail > 0) store_first(out + i, mul(mul(load_first(x + i, tail), factor), load_first(weight + i, tail)), tail);
 }
 
-// Normalises rows of `size` elements, one after the other in memory: out = round(x * (1 / sqrt(mean + eps)) * weight).
-// `out` may be `x`.
+// Normalises rows of `size` elements: out = round(x * (1 / sqrt(mean + eps)) * weight). Rows of x are `stride` elements
+// apart, those of out one after the other. If stride is size, `out` may be `x`.
 template <class T>
-static inline void norm_rows(const T* x, const T* weight, T* out, int64_t rows, int64_t size, float eps) {
+static inline void norm_rows(const T* x, int64_t stride, const T* weight, T* out, int64_t rows, int64_t size,
+                             float eps) {
   constexpr int together = 4;
   int64_t r = 0;
   for (; r + together <= rows; r += together) {
     float factors[together];
-    norm_factors(x + r * size, size, eps, factors);
+    norm_factors(x + r * stride, stride, size, eps, factors);
     for (int64_t i = 0; i < together; ++i)
-      scale_row(x + (r + i) * size, factors[i], weight, out + (r + i) * size, size);
+      scale_row(x + (r + i) * stride, factors[i], weight, out + (r + i) * size, size);
   }
   for (; r < rows; ++r) {
     float factor[1];
-    norm_factors(x + r * size, size, eps, factor);
-    scale_row(x + r * size, factor[0], weight, out + r * size, size);
+    norm_factors(x + r * stride, stride, size, eps, factor);
+    scale_row(x + r * stride, factor[0], weight, out + r * size, size);
   }
 }
 

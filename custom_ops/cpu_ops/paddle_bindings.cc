@@ -66,10 +66,11 @@ void fill_linear(fd::LinearArgs& args, const Tensor& x, const Tensor& packed, co
   constexpr const char* op = "linear";
   const Argument input{op, "x", x}, output{op, "out", out};
   require(args.rows >= 0, op, "num_rows", "at least 0", args.rows);
-  input.has_capacity({args.rows, args.k});
+  input.has_capacity({args.rows, norm ? -1 : args.k});
   output.has_capacity({args.rows, args.n});
-  args.dtype = input.float_dtype();
-  args.out_dtype = output.float_dtype();
+  args.x_stride = input.size(1), args.out_stride = args.n;
+  require(args.x_stride >= args.k, op, "x", "at least in_features columns", args.x_stride);
+  args.dtype = input.float_dtype(), args.out_dtype = output.float_dtype();
   if (args.out_dtype != args.dtype && args.out_dtype != DType::kFloat32) output.has_dtype(x.dtype());
   args.x = input.data();
   args.packed = packed.data();

@@ -24,7 +24,7 @@ struct BlockSums {
 // in another core's cache, and a store that waits for its line delays all later stores.
 FD_INLINE void prefetch_outputs(const LinearArgs& a, int64_t row, int64_t panel, int64_t panels) {
   const int64_t size = a.out_dtype == DType::kFloat32 ? 4 : 2;
-  const char* out = static_cast<const char*>(a.out) + (row * a.n + panel * kPanel) * size;
+  const char* out = static_cast<const char*>(a.out) + (row * a.out_stride + panel * kPanel) * size;
   for (int64_t at = 0; at < panels * kPanel * size; at += 64) __builtin_prefetch(out + at, 1);
 }
 

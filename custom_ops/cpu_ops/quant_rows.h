@@ -138,31 +138,33 @@ class RowQuantizer {
 
   void write_block(int64_t block) {
     const int64_t first = blocks.begin(block), rows = blocks.begin(block + 1) - first;
-    const uint16_t* x = input_rows<uint16_t>(a, first, rows);
+    const StridedRows<uint16_t> x = input_rows<uint16_t>(a, first, rows);
     find_scales(x, first, rows);
     write_strips(x, block, 0, num_strips);
   }
 
   // Divides rows, and then strips, among the threads: for fewer blocks than threads.
   void quantize_few_blocks(int64_t threads) {
-    const auto* x = static_cast<const uint16_t*>(a.x);
+    const StridedRows<uint16_t> stored = {static_cast<const uint16_t*>(a.x), a.x_stride};
+    const StridedRows<uint16_t> x = a.norm == nullptr ? stored : StridedRows<uint16_t>{normed, a.k};
     parallel_for(threads, true, [&](int64_t part) {
       const int64_t first = part * a.rows / threads, rows = (part + 1) * a.rows / threads - first;
       if (a.norm != nullptr)
-        norm_rows(x + first * a.k, static_cast<const uint16_t*>(a.norm), normed + first * a.k, rows, a.k, a.eps);
-      find_scales((a.norm == nullptr ? x : normed) + first * a.k, first, rows);
+        norm_rows(stored.from(first), stored.stride, static_cast<const uint16_t*>(a.norm), normed + first * a.k, rows,
+                  a.k, a.eps);
+      find_scales({x.from(first), x.stride}, first, rows);
     });
-    if (a.norm != nullptr) x = normed;
     parallel_for(threads, true, [&](int64_t part) {
       for (int64_t b = 0; b < blocks.count; ++b)
-        write_strips(x + blocks.begin(b) * a.k, b, part * num_strips / threads, (part + 1) * num_strips / threads);
+        write_strips({x.from(blocks.begin(b)), x.stride}, b, part * num_strips / threads,
+                     (part + 1) * num_strips / threads);
     });
   }
 
-  // Finds the scales of `rows` rows from `first` on, whose data starts at x, unless pieces have scales of their own.
-  void find_scales(const uint16_t* x, int64_t first, int64_t rows) {
+  // Finds the scales of rows x, which are `rows` rows from `first` on, unless pieces have scales of their own.
+  void find_scales(const StridedRows<uint16_t>& x, int64_t first, int64_t rows) {
     for (int64_t r = 0; kIs16Bit && r < rows; ++r) {
-      const RowScale row = scale_of<true>(x + r * a.k, a.k);
+      const RowScale row = scale_of<true>(x.from(r), a.k);
       factors[first + r] = row.factor;
       scales[first + r] = row.scale;
     }
@@ -170,8 +172,8 @@ class RowQuantizer {
     std::memset(starts + first * kNumLimbs * num_pieces, 0, static_cast<size_t>(4 * rows * kNumLimbs * num_pieces));
   }
 
-  // Quantizes strips [begin, end) of a block of rows, whose data starts at x.
-  void write_strips(const uint16_t* x, int64_t block, int64_t begin, int64_t end) {
+  // Quantizes strips [begin, end) of the rows x of a block.
+  void write_strips(const StridedRows<uint16_t>& x, int64_t block, int64_t begin, int64_t end) {
     const int64_t first = blocks.begin(block), rows = blocks.begin(block + 1) - first, limb_rows = rows * kNumLimbs;
     RowCode codes[kColumnRows * 4 * kQuadsPerStrip];
     for (int64_t strip = begin; strip < end; ++strip) {
@@ -179,7 +181,7 @@ class RowQuantizer {
                     units = unit + kQuadsPerStrip < row_units ? kQuadsPerStrip : row_units - unit;
       const int64_t width = 4 * units, count = 4 * unit + width < a.k ? width : a.k - 4 * unit;
       for (int64_t r = 0; r < rows; ++r)
-        write_row(x + r * a.k + 4 * unit, count, first, rows, r, strip, codes + r * kNumLimbs * width, width);
+        write_row(x.from(r) + 4 * unit, count, first, rows, r, strip, codes + r * kNumLimbs * width, width);
       for (int64_t r = 0; count < width && r < limb_rows; ++r)
         std::memset(codes + r * width + count, 0, static_cast<size_t>(width - count) * sizeof(RowCode));
       if constexpr (joins_pieces(kQuantization))

@@ -170,8 +170,8 @@ void route_typed(const RouteArgs& a) {
   const Logits logits{static_cast<float*>(thread_scratch(static_cast<size_t>(a.rows * stride) * 4)), stride};
   parallel_for((a.rows + kNormRows - 1) / kNormRows, a.rows * a.width >= kMinParallelNormElements, [&](int64_t block) {
     const int64_t row = block * kNormRows, at = row * a.width;
-    norm_rows(static_cast<const T*>(a.hidden) + at, static_cast<const T*>(a.norm), static_cast<T*>(a.normed) + at,
-              smaller(kNormRows, a.rows - row), a.width, a.eps);
+    norm_rows(static_cast<const T*>(a.hidden) + at, a.width, static_cast<const T*>(a.norm),
+              static_cast<T*>(a.normed) + at, smaller(kNormRows, a.rows - row), a.width, a.eps);
   });
   const int64_t groups = (panels + kGatePanels - 1) / kGatePanels, row_blocks = (a.rows + kGateRows - 1) / kGateRows;
   const bool parallel = a.rows * stride * a.width >= kMinParallelProducts;

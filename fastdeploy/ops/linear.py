@@ -141,7 +141,8 @@ def linear(
     and the result is rounded once. The result of a row does not depend on num_rows.
 
     Args:
-        x: [capacity, in_features], dtype of w.
+        x: [capacity, in_features], dtype of w. With a norm it may be wider where the backend takes that: the first
+            in_features columns of a row are normalised, and the others are not read.
         w: from pack_linear.
         out: [capacity, out_features], dtype of w, or float32 (logits).
         num_rows: rows to read and write.
@@ -221,12 +222,14 @@ def _example(
     lookup: Lookup,
     quantization: str = NO_QUANTIZATION,
     is_gated: bool = False,
+    unread: int = 0,
 ) -> Sequence[paddle.Tensor]:
+    """Run a layer on random rows; `unread` columns of x follow those that it reads."""
     (dtype, out_dtype), (rows, n, k) = dtypes, sizes
     weight_rows = 2 * n if is_gated else n
     weight = random_rows(weight_rows, k, dtype, 6, scale=k**-0.5)
     bias = random_rows(1, weight_rows, dtype, 7).reshape([-1]) if extras else None
-    x, out = random_rows(rows + 1, k, dtype, 8), paddle.full([rows + 1, n], 7.0, out_dtype)
+    x, out = random_rows(rows + 1, k + unread, dtype, 8), paddle.full([rows + 1, n], 7.0, out_dtype)
     residual = random_rows(rows + 1, n, out_dtype, 9) if extras else None
     # The norm's rounding may differ by one ulp, which a result of the same dtype hides and an fp32 result would not.
     has_norm = dtype == out_dtype and (extras or is_gated)
@@ -274,6 +277,10 @@ _LINEAR = register(
             for example in [
                 partial(_example, ("bfloat16", out_dtype), sizes, extras, quantization=quantization, is_gated=is_gated)
             ]
+        ]
+        + [
+            cpu_only(partial(_example, (dtype, dtype), (9, 80, 136), True, quantization=quantization, unread=24))
+            for dtype, quantization in (("float32", "none"), ("bfloat16", "none"), *(("bfloat16", f) for f in FORMS))
         ],
     )
 )

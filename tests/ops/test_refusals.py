@@ -68,6 +68,14 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         lambda: linear(floats(2, 4), PACKED, floats(2, 8), 2, norm=NormParams(floats(3), 1e-6)),
     ),
     (
+        "linear: x: expected at least in_features columns, got 3",
+        lambda: linear(floats(2, 3), PACKED, floats(2, 8), 2, norm=NormParams(floats(4), 1e-6)),
+    ),
+    (
+        "linear: x: expected a CPU tensor that holds [2, 4], got [2, 5]",
+        lambda: linear(floats(2, 5), PACKED, floats(2, 8), 2),
+    ),
+    (
         "linear: weight: expected a CPU tensor of [128], got [64]",
         lambda: linear(floats(2, 4), replace(PACKED, is_gated=True), floats(2, 8), 2),
     ),

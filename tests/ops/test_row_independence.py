@@ -128,6 +128,25 @@ def test_a_norm_in_a_layer_has_the_bits_of_a_separate_norm(dtype: str, quantizat
     assert_same_bits(bits(inside), bits(after), f"norm inside {dtype} {quantization}, {rows} rows")
 
 
+# With 5,600 inputs, threads prepare few rows together in every format.
+@pytest.mark.parametrize(("k", "rows"), [(100, 1), (100, 9), (100, 60), (5600, 1), (5600, 6), (5600, 12)])
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *FORMS))]
+)
+def test_a_norm_in_a_layer_reads_the_first_columns_of_wider_rows(
+    dtype: str, quantization: str, is_gated: bool, k: int, rows: int
+) -> None:
+    weight = pack_linear(random_rows(96, k, dtype, 1, k**-0.5), None, quantization, is_gated)
+    norm = NormParams(random_rows(1, k, dtype, 3).reshape([k]), 1e-6)
+    narrow = random_rows(rows, k, dtype, 2, 3.0)
+    wide = paddle.concat([narrow, paddle.full([rows, 36], float("nan"), dtype)], axis=1)
+    found, want = (paddle.zeros([rows, weight.out_features], dtype) for _ in range(2))
+    linear(wide, weight, found, rows, norm=norm)
+    linear(narrow, weight, want, rows, norm=norm)
+    assert_same_bits(bits(found), bits(want), f"wide rows {dtype} {quantization}, {rows} rows")
+
+
 @pytest.mark.parametrize("k", [64, 97])
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *FORMS))]

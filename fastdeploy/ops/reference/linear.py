@@ -58,7 +58,7 @@ def linear(
     """As fastdeploy.ops.linear.linear, but the rounding of a row may depend on num_rows."""
     rows = x[:num_rows]
     if norm is not None:
-        rows = normalise(rows, norm.weight, norm.eps).astype(x.dtype)
+        rows = normalise(rows[:, : w.in_features], norm.weight, norm.eps).astype(x.dtype)
     rows = rows.astype("float32")
     if (form := form_of(w)) is not None:
         rows = dequantize_rows(rows, form.row_bits)
