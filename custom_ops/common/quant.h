@@ -8,7 +8,7 @@
 //           In 8 bits with neither groups nor a minimum there is only the factor.
 //   row     codes of 16 bits with a power of two as the scale of the row (wint8, wint4), or codes of 8 bits with the
 //           scale absmax / 127 for each piece of the row (w8a8, w4a8). A code of 16 bits is two limbs of signed bytes,
-//           256 * high + low.
+//           256 * high + low. Where heads have matrices of their own, a row is one head of one token.
 //
 // A piece is 32 consecutive inputs, a part is four pieces; the last of each may be shorter.
 //

@@ -11,32 +11,10 @@ namespace fd {
 namespace FD_ISA {
 namespace {
 
-// A matrix with the rows that it multiplies.
-struct Product : QuantizedLinearArgs {
-  bool is_quantized;
-};
-
-int64_t float_size(DType dtype) { return dtype == DType::kBfloat16 ? 2 : 4; }
-
-int64_t panel_bytes(const ExpertMatrices& m, int64_t inputs) {
-  if (m.is_quantized) return quantized_panel_bytes(m.form, inputs);
-  return packed_size(kPanel, inputs, false) * float_size(m.dtype);
-}
-
-Product product_of(const ExpertMatrices& m, const uint8_t* packed, const void* x, void* out, int64_t rows,
-                   int64_t outputs, int64_t inputs) {
-  Product p{};
-  p.x = x, p.packed = packed, p.out = out;
-  p.rows = rows, p.n = p.out_stride = outputs, p.k = p.x_stride = inputs, p.gated = m.gated;
-  p.dtype = p.out_dtype = m.dtype;
-  p.form = m.form, p.is_quantized = m.is_quantized;
-  return p;
-}
-
-PreparedRows prepare(const Product& p) { return p.is_quantized ? prepare_quantized_rows(p) : prepare_rows(p); }
-
-void multiply(const Product& p, const PreparedRows& rows, int64_t first, int64_t last) {
-  p.is_quantized ? multiply_quantized_panels(p, rows, first, last) : multiply_panels(p, rows, first, last);
+// Returns the size and format of a shared expert's matrix, which has the format of the experts.
+PackedMatrices resized(PackedMatrices m, int64_t outputs, int64_t inputs) {
+  m.outputs = outputs, m.inputs = inputs;
+  return m;
 }
 
 // An expert that has rows.
@@ -66,22 +44,14 @@ const void* gather_rows(const ExpertsUpArgs& a, const TouchedExpert& expert) {
   return rows;
 }
 
-// The matrix that a thread multiplies at present, whose rows are prepared.
-struct CurrentProduct {
-  int64_t index = -1;
-  Product product;
-  PreparedRows rows;
-};
-
 // The products of experts_up: one for each touched expert, then that of the shared expert.
 Product up_product(const ExpertsUpArgs& a, const TouchedExperts& touched, int64_t index) {
-  const ExpertMatrices& m = a.matrices;
+  const PackedMatrices& m = a.matrices;
   if (index == touched.count)
-    return product_of(m, a.shared, a.normed, a.shared_activated, a.rows, a.shared_outputs, m.inputs);
+    return product_of(resized(m, a.shared_outputs, m.inputs), a.shared, a.normed, a.shared_activated, a.rows);
   const TouchedExpert& expert = touched.experts[index];
-  const int64_t bytes = num_panels(m.outputs, true) * panel_bytes(m, m.inputs);
   auto* out = static_cast<char*>(a.activated) + expert.first_entry * m.outputs * float_size(m.dtype);
-  return product_of(m, m.packed + expert.id * bytes, gather_rows(a, expert), out, expert.rows, m.outputs, m.inputs);
+  return product_of(m, m.packed + expert.id * m.matrix_bytes(), gather_rows(a, expert), out, expert.rows);
 }
 
 // Adds the outputs [rows][width] of an expert, times the weights of its entries, to `sums` [all rows][width].
@@ -120,22 +90,22 @@ void finish_rows(const ExpertsDownArgs& a, const Columns& columns, const float* 
 
 // Computes some columns of all rows.
 void down_columns(const ExpertsDownArgs& a, const TouchedExperts& touched, const Columns& columns) {
-  const ExpertMatrices& m = a.matrices;
+  const PackedMatrices& m = a.matrices;
   const int64_t first_panel = columns.begin / kPanel, panels = columns.width / kPanel;
-  const int64_t bytes = num_panels(m.outputs, false) * panel_bytes(m, m.inputs);
   const auto size = static_cast<size_t>(a.rows * columns.width);
   auto* sums = static_cast<float*>(thread_scratch(2 * size * sizeof(float), Scratch::kExperts));
   float* outputs = sums + size;
   std::memset(sums, 0, size * sizeof(float));
   const auto compute = [&](const uint8_t* matrix, const void* x, int64_t rows, int64_t inputs) {
-    Product p = product_of(m, matrix + first_panel * panel_bytes(m, inputs), x, outputs, rows, columns.width, inputs);
+    const PackedMatrices part = resized(m, columns.width, inputs);
+    Product p = product_of(part, matrix + first_panel * part.panel_bytes(), x, outputs, rows);
     p.out_dtype = DType::kFloat32;
     multiply(p, prepare(p), 0, panels);
   };
   for (int64_t i = 0; i < touched.count; ++i) {
     const TouchedExpert& expert = touched.experts[i];
     const auto* x = static_cast<const char*>(a.activated) + expert.first_entry * m.inputs * float_size(m.dtype);
-    compute(m.packed + expert.id * bytes, x, expert.rows, m.inputs);
+    compute(m.packed + expert.id * m.matrix_bytes(), x, expert.rows, m.inputs);
     add_weighted(a, expert, outputs, columns.width, sums);
   }
   if (a.shared != nullptr) compute(a.shared, a.shared_activated, a.rows, a.shared_inputs);
@@ -151,8 +121,8 @@ void down_columns(const ExpertsDownArgs& a, const TouchedExperts& touched, const
 
 void experts_up(const ExpertsUpArgs& a) {
   if (a.rows == 0) return;
-  const ExpertMatrices& m = a.matrices;
-  const TouchedExperts touched(a.starts, m.num_experts);
+  const PackedMatrices& m = a.matrices;
+  const TouchedExperts touched(a.starts, m.count);
   const int64_t panels = num_panels(m.outputs, true), shared_panels = num_panels(a.shared_outputs, true);
   const int64_t all_panels = touched.count * panels + (a.shared == nullptr ? 0 : shared_panels);
   const int64_t tile_panels = panels_per_tile(all_panels, 2);
@@ -183,8 +153,8 @@ static int64_t down_panels(int64_t panels) {
 
 void experts_down(const ExpertsDownArgs& a) {
   if (a.rows == 0) return;
-  const ExpertMatrices& m = a.matrices;
-  const TouchedExperts touched(a.starts, m.num_experts);
+  const PackedMatrices& m = a.matrices;
+  const TouchedExperts touched(a.starts, m.count);
   const int64_t panels = num_panels(m.outputs, false), each = down_panels(panels);
   const bool parallel = a.rows * a.num_chosen * panels * kPanel * m.inputs >= kMinParallelProducts;
   for_each_in_ranges((panels + each - 1) / each, parallel, [&](int64_t tile) {

@@ -45,23 +45,13 @@ struct RouteArgs {
   DType dtype, gate_dtype;
 };
 
-// Packed matrices of one projection, expert after expert, in any format of linear layers.
-struct ExpertMatrices {
-  const uint8_t* packed;
-  int64_t num_experts, outputs, inputs;  // outputs of a gated matrix are those after the gate
-  bool gated;
-  DType dtype;  // of the rows, and of the weights unless they are quantized
-  bool is_quantized;
-  QuantizedForm form;
-};
-
 // activated[i, :] = silu(gate(x)) * up(x), rounded, where x is the normalised row of entries[i].
 struct ExpertsUpArgs {
   const void* normed;  // Float [rows, inputs]
   const int32_t* starts;
   const int32_t* entries;
-  void* activated;  // Float [rows * num_chosen, outputs]
-  ExpertMatrices matrices;
+  void* activated;          // Float [rows * num_chosen, outputs]
+  PackedMatrices matrices;  // of one projection, expert after expert
   int64_t rows, num_chosen;
   const uint8_t* shared;   // the packed matrix, in the same format, of an expert of all rows, or null
   int64_t shared_outputs;  // of it
@@ -76,7 +66,7 @@ struct ExpertsDownArgs {
   const int32_t* entries;
   const float* weights;  // [rows, num_chosen]
   void* hidden;          // Float [rows, outputs]
-  ExpertMatrices matrices;
+  PackedMatrices matrices;
   int64_t rows, num_chosen;
   const uint8_t* shared;         // as in ExpertsUpArgs
   int64_t shared_inputs;         // of it

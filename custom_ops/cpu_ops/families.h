@@ -13,6 +13,7 @@ namespace fd {
   bool pack_quantized(const PackQuantizedArgs&);     \
   PackError pack_coded(const PackCodedArgs&);        \
   void linear_quantized(const QuantizedLinearArgs&); \
+  void project_heads(const ProjectHeadsArgs&);       \
   void rms_norm(const RmsNormArgs&);                 \
   void gather(const GatherArgs&);                    \
   void gather_quantized(const QuantizedGatherArgs&); \

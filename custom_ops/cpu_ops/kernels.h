@@ -109,6 +109,30 @@ struct QuantizedLinearArgs : LinearArgs {
   QuantizedForm form;
 };
 
+// Packed matrices of one size, one after the other, in any format of linear layers.
+struct PackedMatrices {
+  const uint8_t* packed;
+  int64_t count, outputs, inputs;  // outputs of a gated matrix are those after the gate
+  bool gated;
+  DType dtype;  // of the rows, and of the weights unless they are quantized
+  bool is_quantized;
+  QuantizedForm form;
+
+  int64_t panel_bytes() const {
+    if (is_quantized) return quantized_panel_bytes(form, inputs);
+    return packed_size(kPanel, inputs, false) * (dtype == DType::kBfloat16 ? 2 : 4);
+  }
+  int64_t matrix_bytes() const { return num_panels(outputs, gated) * panel_bytes(); }
+};
+
+// out[m, h * outputs + n] = round(sum of x[m, h * head_stride + k] * matrix h [n, k] over k) for all matrices h.
+struct ProjectHeadsArgs {
+  const void* x;  // Float [rows, x_stride], of which a head reads `inputs` columns; does not overlap out
+  void* out;      // Float [rows, count * outputs]
+  PackedMatrices matrices;
+  int64_t rows, x_stride, head_stride;
+};
+
 // out[m, :] = x[m, :] / sqrt(mean(x[m, :]^2) + eps) * weight
 struct RmsNormArgs {
   const void* x;
@@ -194,6 +218,7 @@ struct Kernels {
   bool (*pack_quantized)(const PackQuantizedArgs&);  // returns false if a weight is not finite
   PackError (*pack_coded)(const PackCodedArgs&);
   void (*linear_quantized)(const QuantizedLinearArgs&);
+  void (*project_heads)(const ProjectHeadsArgs&);
   void (*rms_norm)(const RmsNormArgs&);
   void (*gather)(const GatherArgs&);
   void (*gather_quantized)(const QuantizedGatherArgs&);

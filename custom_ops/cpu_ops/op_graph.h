@@ -78,7 +78,7 @@ struct NormGeluArgs {
 
 using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, NormGeluArgs, GatherArgs, QuantizedGatherArgs,
                             ScatterArgs, ScatterLogitsArgs, AttentionArgs, VirtualPaddingArgs, SampleArgs,
-                            VerifyDraftsArgs, RouteArgs, ExpertsUpArgs, ExpertsDownArgs>;
+                            VerifyDraftsArgs, RouteArgs, ExpertsUpArgs, ExpertsDownArgs, ProjectHeadsArgs>;
 
 // Each launch is captured with the maximum numbers of rows and sequences of a replay.
 struct OpGraph {

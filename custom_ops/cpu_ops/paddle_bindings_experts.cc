@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Paddle bindings of mixtures of experts. They check shapes and dtypes and launch kernels.
+// Paddle bindings of operators with several packed matrices: mixtures of experts, and the products of heads. They check
+// shapes and dtypes and launch kernels.
 #include "cpu_ops/checks.h"
 #include "cpu_ops/op_graph.h"
 
@@ -79,32 +80,38 @@ void route(const Tensor& hidden, const Tensor& norm, const Tensor& gate, const p
   fd::launch(args);
 }
 
-int64_t packed_elements(const fd::ExpertMatrices& m, int64_t outputs, int64_t inputs) {
+int64_t packed_elements(const fd::PackedMatrices& m, int64_t outputs, int64_t inputs) {
   return m.is_quantized ? fd::quantized_size(m.form, outputs, inputs, m.gated)
                         : fd::packed_size(outputs, inputs, m.gated);
 }
 
 // Checks packed matrices [outputs, inputs] and returns their data.
-const uint8_t* matrices_data(const Argument& packed, const fd::ExpertMatrices& m, DataType rows_dtype, int64_t count,
+const uint8_t* matrices_data(const Argument& packed, const fd::PackedMatrices& m, DataType rows_dtype, int64_t count,
                              int64_t outputs, int64_t inputs) {
   packed.has_dtype(m.is_quantized ? DataType::UINT8 : rows_dtype);
   return packed.has_shape({count * packed_elements(m, outputs, inputs)}).data<uint8_t>();
 }
 
-// Describes the matrices of all experts for rows of a dtype. `form` is empty if they are not quantized.
-fd::ExpertMatrices expert_matrices(const char* op, const Tensor& packed, const Tensor& rows, int64_t num_experts,
+// Describes packed matrices for rows of a dtype. `form` is empty if they are not quantized.
+fd::PackedMatrices packed_matrices(const char* op, const Tensor& packed, const Tensor& rows, int64_t count,
                                    int64_t outputs, int64_t inputs, bool gated, const std::vector<int64_t>& form) {
-  require(num_experts >= 1 && num_experts <= fd::kMaxExperts, op, "num_experts", "1 to 1024", num_experts);
-  fd::ExpertMatrices m{};
-  m.num_experts = num_experts, m.outputs = outputs, m.inputs = inputs, m.gated = gated;
+  fd::PackedMatrices m{};
+  m.count = count, m.outputs = outputs, m.inputs = inputs, m.gated = gated;
   m.dtype = Argument{op, "rows", rows}.float_dtype();
   m.is_quantized = !form.empty();
   if (m.is_quantized) {
     m.form = fd::quantized_form(op, form);
     Argument{op, "rows", rows}.has_dtype(DataType::BFLOAT16);
   }
-  m.packed = matrices_data({op, "matrices", packed}, m, rows.dtype(), num_experts, outputs, inputs);
+  m.packed = matrices_data({op, "matrices", packed}, m, rows.dtype(), count, outputs, inputs);
   return m;
+}
+
+// Describes the matrices of all experts.
+fd::PackedMatrices expert_matrices(const char* op, const Tensor& packed, const Tensor& rows, int64_t num_experts,
+                                   int64_t outputs, int64_t inputs, bool gated, const std::vector<int64_t>& form) {
+  require(num_experts >= 1 && num_experts <= fd::kMaxExperts, op, "num_experts", "1 to 1024", num_experts);
+  return packed_matrices(op, packed, rows, num_experts, outputs, inputs, gated, form);
 }
 
 // Checks the lists of a router for num_rows rows.
@@ -115,7 +122,7 @@ void fill_lists(const char* op, const Tensor& starts, const Tensor& entries, int
   require(num_chosen >= 1 && num_chosen <= fd::kMaxChosenExperts, op, "num_chosen", "1 to 32", num_chosen);
   args.starts = Argument{op, "starts", starts}
                     .has_dtype(DataType::INT32)
-                    .has_capacity({args.matrices.num_experts + 1})
+                    .has_capacity({args.matrices.count + 1})
                     .template data<int32_t>();
   args.entries = Argument{op, "entries", entries}
                      .has_dtype(DataType::INT32)
@@ -177,7 +184,43 @@ void experts_down(const Tensor& activated, const Tensor& starts, const Tensor& e
   fd::launch(args);
 }
 
+// Returns whether the memory of two tensors overlaps.
+bool overlap(const Tensor& a, const Tensor& b) {
+  const auto range = [](const Tensor& tensor) {
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.data());
+    return std::pair(begin, begin + static_cast<uintptr_t>(tensor.numel()) * phi::SizeOf(tensor.dtype()));
+  };
+  const auto [a_begin, a_end] = range(a);
+  const auto [b_begin, b_end] = range(b);
+  return a_begin < b_end && b_begin < a_end;
+}
+
+void project_heads(const Tensor& x, const Tensor& packed, Tensor& out, int64_t num_heads, int64_t outputs,
+                   int64_t inputs, const std::vector<int64_t>& form, int64_t head_stride, int64_t num_rows) {
+  constexpr const char* op = "project_heads";
+  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
+  require(num_heads >= 1, op, "num_heads", "at least 1", num_heads);
+  require(head_stride >= inputs, op, "head_stride", "at least in_features", head_stride);
+  const Argument input{op, "x", x}, output{op, "out", out};
+  fd::ProjectHeadsArgs args{};
+  args.matrices = packed_matrices(op, packed, x, num_heads, outputs, inputs, false, form);
+  args.x = input.has_capacity({num_rows, -1}).data();
+  args.x_stride = input.size(1), args.head_stride = head_stride, args.rows = num_rows;
+  require(args.x_stride >= (num_heads - 1) * head_stride + inputs, op, "x", "columns of all heads", args.x_stride);
+  args.out = output.has_dtype(x.dtype()).has_capacity({num_rows, num_heads * outputs}).data();
+  if (overlap(x, out)) fd::raise_invalid(op, "out", "memory of its own", "that of x");
+  fd::launch(args);
+}
+
 }  // namespace
+
+PD_BUILD_OP(fd_project_heads)
+    .Inputs({"x", "matrices", "out"})
+    .Outputs({"out_"})
+    .Attrs({"num_heads: int64_t", "outputs: int64_t", "inputs: int64_t", "form: std::vector<int64_t>",
+            "head_stride: int64_t", "num_rows: int64_t"})
+    .SetInplaceMap({{"out", "out_"}})
+    .SetKernelFn(PD_KERNEL(project_heads));
 
 PD_BUILD_OP(fd_route)
     .Inputs({"hidden", "norm", "gate", paddle::Optional("correction_bias"), "normed", "ids", "weights", "starts",

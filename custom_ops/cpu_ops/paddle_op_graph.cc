@@ -139,6 +139,7 @@ void check_entries(const char* op, const int32_t* starts, const int32_t* entries
 struct Perform {
   void operator()(const LinearArgs& a) const { kernels().linear(a); }
   void operator()(const QuantizedLinearArgs& a) const { kernels().linear_quantized(a); }
+  void operator()(const ProjectHeadsArgs& a) const { kernels().project_heads(a); }
   void operator()(const RmsNormArgs& a) const { kernels().rms_norm(a); }
   void operator()(const NormGeluArgs& a) const { norm_gelu(a); }
   void operator()(const GatherArgs& a) const {
@@ -160,11 +161,11 @@ struct Perform {
   }
   void operator()(const RouteArgs& a) const { kernels().route(a); }
   void operator()(const ExpertsUpArgs& a) const {
-    check_entries("experts_up", a.starts, a.entries, a.matrices.num_experts, a.rows * a.num_chosen);
+    check_entries("experts_up", a.starts, a.entries, a.matrices.count, a.rows * a.num_chosen);
     kernels().experts_up(a);
   }
   void operator()(const ExpertsDownArgs& a) const {
-    check_entries("experts_down", a.starts, a.entries, a.matrices.num_experts, a.rows * a.num_chosen);
+    check_entries("experts_down", a.starts, a.entries, a.matrices.count, a.rows * a.num_chosen);
     kernels().experts_down(a);
   }
   void operator()(const VirtualPaddingArgs& a) const {
@@ -220,8 +221,14 @@ constexpr bool has_weight = false;
 template <class Args>
 constexpr bool has_weight<Args, std::void_t<decltype(Args::n), decltype(Args::k)>> = true;
 
+std::string sizes_text(std::initializer_list<int64_t> sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? " [" : ", ") + std::to_string(size);
+  return text + "]";
+}
+
 // Returns the kind of a launch with the size of its weight, if it has one: "Linear [3072, 1024]" or "Linear with block
-// maxima [3072, 1024]".
+// maxima [3072, 1024]"; of heads their number, too: "ProjectHeads [16, 512, 128]".
 template <class Args>
 std::string describe(const Args& args) {
   const std::unique_ptr<char, decltype(&std::free)> type(
@@ -231,8 +238,10 @@ std::string describe(const Args& args) {
   name = name.substr(0, name.rfind("Args"));
   if constexpr (has_weight<Args>) {
     if (args.block_maxima != nullptr) name += " with block maxima";
-    name += " [" + std::to_string(args.n) + ", " + std::to_string(args.k) + "]";
+    name += sizes_text({args.n, args.k});
   }
+  if constexpr (std::is_same_v<Args, ProjectHeadsArgs>)
+    name += sizes_text({args.matrices.count, args.matrices.outputs, args.matrices.inputs});
   return name;
 }
 

@@ -19,26 +19,24 @@ double seconds_of(clockid_t clock) {
 
 // Adds up visit(matrix, rows, outputs, inputs) over the experts that have rows.
 template <class Result, class Visit>
-Result for_each_expert(const ExpertMatrices& m, const int32_t* starts, const Visit& visit) {
-  const int64_t width = m.dtype == DType::kBfloat16 ? 2 : 4;
-  const int64_t bytes = m.is_quantized ? quantized_size(m.form, m.outputs, m.inputs, m.gated)
-                                       : width * packed_size(m.outputs, m.inputs, m.gated);
+Result for_each_expert(const PackedMatrices& m, const int32_t* starts, const Visit& visit) {
   Result sum{};
-  for (int64_t e = 0; e < m.num_experts; ++e)
-    if (starts[e + 1] > starts[e]) sum += visit(m.packed + e * bytes, starts[e + 1] - starts[e], m.outputs, m.inputs);
+  for (int64_t e = 0; e < m.count; ++e)
+    if (starts[e + 1] > starts[e])
+      sum += visit(m.packed + e * m.matrix_bytes(), starts[e + 1] - starts[e], m.outputs, m.inputs);
   return sum;
 }
 
-// Calls visit(args) with the linear layer of one matrix, in the format of the experts; returns its result.
+// Calls visit(args) with the linear layer of one matrix in the format of `m`; returns its result.
 template <class Visit>
-auto visit_matrix(const ExpertMatrices& m, const uint8_t* packed, int64_t rows, int64_t n, int64_t k, Visit&& visit) {
+auto visit_matrix(const PackedMatrices& m, const uint8_t* packed, int64_t rows, int64_t n, int64_t k, Visit&& visit) {
   QuantizedLinearArgs a{};
   a.packed = packed, a.rows = rows, a.n = n, a.k = k;
   a.gated = m.gated, a.dtype = a.out_dtype = m.dtype, a.form = m.form;
   return m.is_quantized ? visit(a) : visit(static_cast<const LinearArgs&>(a));
 }
 
-// Adds up visit(linear layer) over the matrices that experts_up or experts_down multiplies.
+// Adds up visit(linear layer) over the matrices that a launch multiplies.
 template <class Result, class Visit>
 Result add_up(const ExpertsUpArgs& a, const Visit& visit) {
   const auto of = [&](auto... sizes) { return visit_matrix(a.matrices, sizes..., visit); };
@@ -54,6 +52,15 @@ Result add_up(const ExpertsDownArgs& a, const Visit& visit) {
   return sum;
 }
 
+template <class Result, class Visit>
+Result add_up(const ProjectHeadsArgs& a, const Visit& visit) {
+  const PackedMatrices& m = a.matrices;
+  Result sum{};
+  for (int64_t head = 0; head < m.count; ++head)
+    sum += visit_matrix(m, m.packed + head * m.matrix_bytes(), a.rows, m.outputs, m.inputs, visit);
+  return sum;
+}
+
 // Runs the loop of a launch; returns its lines, counted once per row. Launches without a loop return 0.
 struct RunLoop {
   const roofline::LoopForm& form;
@@ -62,6 +69,7 @@ struct RunLoop {
   int64_t operator()(const AttentionArgs& a) const { return roofline::attention_loop(a, form); }
   int64_t operator()(const ExpertsUpArgs& a) const { return add_up<int64_t>(a, *this); }
   int64_t operator()(const ExpertsDownArgs& a) const { return add_up<int64_t>(a, *this); }
+  int64_t operator()(const ProjectHeadsArgs& a) const { return add_up<int64_t>(a, *this); }
   template <class Other>
   int64_t operator()(const Other&) const {
     return 0;
@@ -106,6 +114,7 @@ struct CountWork {
   }
   Work operator()(const ExpertsUpArgs& a) const { return add_up<Work>(a, *this); }
   Work operator()(const ExpertsDownArgs& a) const { return add_up<Work>(a, *this); }
+  Work operator()(const ProjectHeadsArgs& a) const { return add_up<Work>(a, *this); }
   template <class Other>
   Work operator()(const Other&) const {
     return {};

@@ -84,7 +84,7 @@ class ExpectedLinear:
     @property
     def fields(self) -> Mapping[str, Any]:
         """Return its sizes and formats, and that it has no bias."""
-        return _fields(self) | ({} if self.has_bias else {BIAS: None})
+        return _sizes(self) | {"is_gated": self.is_gated} | ({} if self.has_bias else {BIAS: None})
 
     @property
     def tensors(self) -> Mapping[str, TensorForm]:
@@ -110,7 +110,7 @@ class ExpectedExperts:
     @property
     def fields(self) -> Mapping[str, Any]:
         """Return their number, sizes and formats."""
-        return {"num_experts": self.num_experts} | _fields(self)
+        return {"num_experts": self.num_experts, "is_gated": self.is_gated} | _sizes(self)
 
     @property
     def tensors(self) -> Mapping[str, TensorForm]:
@@ -118,12 +118,35 @@ class ExpectedExperts:
         return {DATA: _packed(self, self.num_experts)}
 
 
-def _fields(weight: ExpectedLinear | ExpectedExperts) -> dict[str, Any]:
-    fields = {name: getattr(weight, name) for name in ("in_features", "out_features", "dtype", "is_gated")}
+@dataclass(frozen=True)
+class ExpectedHeads:
+    """The matrices of all heads; the attributes are those of `ExpectedLinear` and `PackedHeads`."""
+
+    num_heads: int
+    in_features: int
+    out_features: int
+    dtype: str
+    form: QuantizedForm | None
+    kind: str = "PackedHeads"
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Return their number, sizes and formats."""
+        return {"num_heads": self.num_heads} | _sizes(self)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorForm]:
+        """Return the packed weights."""
+        return {DATA: _packed(self, self.num_heads)}
+
+
+def _sizes(weight: ExpectedLinear | ExpectedExperts | ExpectedHeads) -> dict[str, Any]:
+    fields = {name: getattr(weight, name) for name in ("in_features", "out_features", "dtype")}
     return fields | fields_of(weight.form)
 
 
-def _packed(weight: ExpectedLinear | ExpectedExperts, count: int) -> TensorForm:
+def _packed(weight: ExpectedLinear | ExpectedExperts | ExpectedHeads, count: int) -> TensorForm:
     """Return the form of several packed weights, one after the other."""
-    size = selected_backend().packed_size(weight.out_features, weight.in_features, weight.form, weight.is_gated)
+    is_gated = not isinstance(weight, ExpectedHeads) and weight.is_gated
+    size = selected_backend().packed_size(weight.out_features, weight.in_features, weight.form, is_gated)
     return (count * size,), (weight.dtype if weight.form is None else "uint8",)

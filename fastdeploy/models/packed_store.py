@@ -22,12 +22,13 @@ from fastdeploy.models.weight_source import WithoutCodes
 from fastdeploy.ops.backend import MappedFile
 from fastdeploy.ops.checksums import digest_memory
 from fastdeploy.ops.experts import PackedExperts
+from fastdeploy.ops.head_products import PackedHeads
 from fastdeploy.ops.linear import PackedLinear, WeightPiece, dtype_name
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
-Packed = TypeVar("Packed", Tensor, PackedLinear, PackedExperts)
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (PackedLinear, PackedExperts)}
+Packed = TypeVar("Packed", Tensor, PackedLinear, PackedExperts, PackedHeads)
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (PackedLinear, PackedExperts, PackedHeads)}
 Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
 _TENSOR = "Tensor"
 _FORM_FIELDS = {"quantization": str, "group_size": int, "has_minimum": bool}

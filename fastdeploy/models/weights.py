@@ -21,6 +21,7 @@ from fastdeploy.models.packed_store import PackedStore, Progress
 from fastdeploy.models.weight_loader import LinearSpec, Shapes, StoredLinear, WeightLoader
 from fastdeploy.models.weight_source import WeightSource, listed
 from fastdeploy.ops.experts import PackedExperts
+from fastdeploy.ops.head_products import PackedHeads
 from fastdeploy.ops.linear import PackedLinear
 from fastdeploy.ops.quantized_form import form_of
 
@@ -61,9 +62,9 @@ class DecoderWeights:
         return sum(layer.num_streamed_bytes for layer in self.layers) + self.head.num_bytes
 
 
-def _packed_layers(weights: object) -> Iterator[PackedLinear | PackedExperts]:
+def _packed_layers(weights: object) -> Iterator[PackedLinear | PackedExperts | PackedHeads]:
     """Yield the packed layers within an object of weights, in the order of its fields."""
-    if isinstance(weights, (PackedLinear, PackedExperts)):
+    if isinstance(weights, (PackedLinear, PackedExperts, PackedHeads)):
         yield weights
     elif isinstance(weights, tuple):
         for part in weights:

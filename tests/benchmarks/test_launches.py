@@ -13,7 +13,8 @@ from benchmarks.shape_engine import ShapeEngine, StepShape
 from fastdeploy.ops.backends.cpu import library
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.head_products import pack_heads, project_heads
+from fastdeploy.ops.linear import WeightPiece, linear, pack_linear
 from tests.ops.isa_paths import PATHS, run, supported
 
 ROWS = 40  # more than any path multiplies at a time
@@ -43,6 +44,25 @@ def test_a_loop_multiplies_every_line_of_a_weight_by_every_row(
         for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 18, ROWS):
             _, found = Replay(graph, num_rows, 0).time_loops([form], on_thread_time=True)
             assert found == [halves * lines * num_rows], (num_rows, values_of(form))
+    assert (out == 7.0).all(), "a loop must not write"
+
+
+# Lines of 64 bytes of three matrices of 80 outputs and 256 inputs.
+@pytest.mark.parametrize(
+    ("dtype", "kind", "lines"), [("float32", "none", 3840), ("bfloat16", "none", 1920), ("bfloat16", "w4a8", 480)]
+)
+def test_the_loops_and_the_work_of_heads_are_those_of_all_their_matrices(dtype: str, kind: str, lines: int) -> None:
+    weights = [[WeightPiece(random_rows(80, 256, dtype, head), 0, 80)] for head in range(3)]
+    packed = pack_heads(weights, kind)
+    x, out = random_rows(ROWS, 3 * 256, dtype, 2), paddle.full([ROWS, 3 * 80], 7.0, dtype)
+    graph = OpGraph(lambda: project_heads(x, packed, out, ROWS))
+    for num_rows in (1, 8, ROWS):
+        replay = Replay(graph, num_rows, 0)
+        _, found = replay.time_loops([FORMS[0]], on_thread_time=True)
+        assert found == [lines * num_rows]
+        products = 2.0 * num_rows * 3 * 80 * 256
+        expected = (products, 0.0) if kind == "none" else (0.0, products)
+        assert replay.count_work() == [LaunchWork(float(packed.num_bytes), *expected)]
     assert (out == 7.0).all(), "a loop must not write"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy.ops import registry
 
-FAMILIES = "linear norm embedding gather attention batch_index sampling verify drafting experts logits"
+FAMILIES = "linear norm embedding gather attention batch_index sampling verify drafting experts head_products logits"
 for _family in FAMILIES.split():
     importlib.import_module(f"fastdeploy.ops.{_family}")
 
@@ -17,6 +17,7 @@ PREPARATION = {
     "pack_linear",
     "pack_gate",
     "pack_experts",
+    "pack_heads",
     "allocate_kv_cache",
     "first_outputs",
 }  # run inside the examples of other operators

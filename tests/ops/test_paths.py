@@ -11,6 +11,7 @@ from tests.ops.isa_paths import PATHS, run, supported
 HERE = Path(__file__).parent
 SUITES = ["test_examples.py", "test_row_independence.py", "test_attention_independence.py", "test_quantized_rows.py"]
 SUITES += ["test_block_maxima.py", "test_quant_definition.py", "test_experts_independence.py", "test_embedding.py"]
+SUITES += ["test_head_products.py"]
 SUITES += ["test_packing.py::test_packed_files_fit_the_layout_that_the_backend_names"]
 DIGEST = """
 import hashlib
@@ -19,7 +20,7 @@ from tests.ops.bits import bits
 from tests.ops.test_examples import CASES, registry
 state = hashlib.sha256()
 for name, index in CASES:
-    if name in ("linear", "rms_norm", "append_attention", "route", "experts_up", "experts_down"):
+    if name in ("linear", "rms_norm", "append_attention", "route", "experts_up", "experts_down", "project_heads"):
         for tensor in registry.entries()[name].examples[index](registry.lookup("cpu")):
             state.update(bits(tensor).tobytes())
 print("digest", library.isa(), library.num_threads(), state.hexdigest())

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
 
-from fastdeploy.ops.coded_piece import are_coded
-from fastdeploy.ops.reference.linear import linear, pack_linear
+from fastdeploy.ops.reference.linear import linear, pack_each
 from fastdeploy.ops.reference.norm import normalise
 
 if TYPE_CHECKING:
@@ -37,13 +35,8 @@ def pack_experts(
 ) -> PackedExperts:
     """As fastdeploy.ops.experts.pack_experts; the data is [num_experts, out, in]."""
     from fastdeploy.ops.experts import PackedExperts
-    from fastdeploy.ops.linear import check_weight
 
-    packed = []
-    for pieces in weights:
-        check_weight(pieces, None, quantization)
-        one = pack_linear(pieces, None, quantization, is_gated)
-        packed.append(replace(one, **asdict(form)) if form is not None and are_coded(pieces) else one)
+    packed = pack_each(weights, quantization, is_gated, form)
     first = packed[0]
     data = paddle.stack([one.data for one in packed])
     return PackedExperts(data, len(packed), **{name: getattr(first, name) for name in _SHARED_FIELDS})

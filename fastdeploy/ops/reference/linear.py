@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers in Paddle operators."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,20 @@ def pack_linear(
     data, bias = place(data), None if bias is None else place(bias)
     packed = PackedLinear(data, bias, k, n, dtype, is_gated=is_gated)
     return packed if form is None else replace(packed, **asdict(form))
+
+
+def pack_each(
+    weights: "Sequence[Pieces]", quantization: str, is_gated: bool, form: QuantizedForm | None
+) -> "list[PackedLinear]":
+    """Pack several weights, each as pack_linear does; `form` is that of coded ones."""
+    from fastdeploy.ops.linear import check_weight
+
+    packed = []
+    for pieces in weights:  # each is read once
+        check_weight(pieces, None, quantization)
+        one = pack_linear(pieces, None, quantization, is_gated)
+        packed.append(replace(one, **asdict(form)) if form is not None and are_coded(pieces) else one)
+    return packed
 
 
 def _values(pieces: "Pieces", form: QuantizedForm | None) -> paddle.Tensor:

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 
 import paddle
 
 from fastdeploy.ops.backends.cpu.library import run_native
-from fastdeploy.ops.backends.cpu.linear import num_packed_elements, pack_into
+from fastdeploy.ops.backends.cpu.linear import pack_matrices
 from fastdeploy.ops.backends.cpu.memory import allocate_streamed
-from fastdeploy.ops.coded_piece import are_coded
 from fastdeploy.ops.experts import (
     GROUP_SCORES,
     NORMALISATIONS,
@@ -22,7 +20,7 @@ from fastdeploy.ops.experts import (
     RouterRule,
     SharedExpert,
 )
-from fastdeploy.ops.linear import Pieces, check_weight, dtype_name, form_of_weight, shape_of
+from fastdeploy.ops.linear import Pieces, dtype_name
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm, form_of
 
 
@@ -49,22 +47,9 @@ def pack_experts(
     form: QuantizedForm | None = None,
 ) -> PackedExperts:
     """Pack each expert as `pack_linear` does, one after the other in one allocation."""
-    packed = None
-    for index, pieces in enumerate(weights):  # each is read once
-        check_weight(pieces, None, quantization)
-        found = form if form is not None and are_coded(pieces) else form_of_weight(pieces, quantization)
-        kind = (*shape_of(pieces, is_gated), found)
-        if packed is None:
-            (n, k, dtype, packed_form), first = kind, kind
-            size = num_packed_elements(n, k, packed_form, is_gated)
-            packed = allocate_streamed([len(weights) * size], dtype if packed_form is None else "uint8")
-        if kind != first:
-            raise ValueError(f"pack_experts: weights: expected experts of {first}, got {kind}")
-        pack_into(packed[index * size : (index + 1) * size], pieces, packed_form, is_gated)
-    if packed is None:
-        raise ValueError("pack_experts: weights: expected at least one expert")
-    experts = PackedExperts(packed, len(weights), k, n, dtype, is_gated=is_gated)
-    return experts if packed_form is None else replace(experts, **asdict(packed_form))
+    packed = pack_matrices("experts", weights, quantization, is_gated, form)
+    n, k, dtype = packed.shape
+    return PackedExperts(packed.data, len(weights), k, n, dtype, is_gated=is_gated, **packed.form_fields)
 
 
 def route(hidden: paddle.Tensor, router: Router, routed: RoutedRows, num_rows: int) -> None:

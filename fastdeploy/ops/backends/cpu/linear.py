@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import paddle
 
 from fastdeploy.ops.backends.cpu.library import run_native
 from fastdeploy.ops.backends.cpu.memory import allocate_streamed
 from fastdeploy.ops.coded_piece import CodedPiece, Codes, are_coded, outputs_of
-from fastdeploy.ops.linear import PackedLinear, Pieces, form_of_weight, pieces_of, shape_of
+from fastdeploy.ops.linear import PackedLinear, Pieces, check_weight, form_of_weight, pieces_of, shape_of
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm, form_of
 
@@ -39,6 +40,46 @@ def num_packed_elements(n: int, k: int, form: QuantizedForm | None, is_gated: bo
     """Return the size of the packed weight of a layer with n outputs after the gate and k inputs."""
     num_panels = -(-n // PANEL) * (2 if is_gated else 1)
     return num_panels * (PANEL * ((k + 1) // 2 * 2) if form is None else form.panel_bytes(k))
+
+
+@dataclass(frozen=True)
+class PackedMatrices:
+    """Several packed weights of one size and form, one after the other; `shape` is (outputs, inputs, dtype)."""
+
+    data: paddle.Tensor
+    shape: tuple[int, int, str]
+    form: QuantizedForm | None
+
+    @property
+    def form_fields(self) -> dict[str, Any]:
+        """Return the fields of a packed weight that say its form."""
+        return {} if self.form is None else asdict(self.form)
+
+
+def pack_matrices(
+    what: str, weights: Sequence[Pieces], quantization: str, is_gated: bool, form: QuantizedForm | None
+) -> PackedMatrices:
+    """Pack several weights as `pack_linear` does, one after the other in one allocation.
+
+    Args:
+        what: "experts" or "heads", for messages.
+        weights, quantization, is_gated, form: as in `pack_experts`.
+    """
+    packed = None
+    for index, pieces in enumerate(weights):  # each is read once
+        check_weight(pieces, None, quantization)
+        found = form if form is not None and are_coded(pieces) else form_of_weight(pieces, quantization)
+        kind = (*shape_of(pieces, is_gated), found)
+        if packed is None:
+            (n, k, dtype, packed_form), first = kind, kind
+            size = num_packed_elements(n, k, packed_form, is_gated)
+            packed = allocate_streamed([len(weights) * size], dtype if packed_form is None else "uint8")
+        if kind != first:
+            raise ValueError(f"pack_{what}: weights: expected {what} of {first}, got {kind}")
+        pack_into(packed[index * size : (index + 1) * size], pieces, packed_form, is_gated)
+    if packed is None:
+        raise ValueError(f"pack_{what}: weights: expected at least one of the {what}")
+    return PackedMatrices(packed, (n, k, dtype), packed_form)
 
 
 def pack_into(packed: paddle.Tensor, pieces: Pieces, form: QuantizedForm | None, is_gated: bool) -> None:
