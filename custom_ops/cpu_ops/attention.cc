@@ -3,10 +3,9 @@
 // absolute positions only: one softmax per split of 256 positions, and the partial results of splits merged in order.
 // The plan decides which thread computes what, and which rows share a read of the cache, but does not change any
 // result.
-#include "cpu_ops/attention_rows.h"
-
-#include "common/scratch.h"
 #include "common/threads.h"
+#include "cpu_ops/attention_results.h"
+#include "cpu_ops/attention_rows.h"
 #include "cpu_ops/families.h"
 #include "cpu_ops/linear_tiles.h"
 
@@ -15,6 +14,7 @@ namespace FD_ISA {
 namespace {
 
 constexpr float kLog2E = 1.44269504f;
+constexpr int64_t kTaskRows = 96, kMinTaskRows = 24, kMaxSharedRows = 48;  // of PlanShape
 
 // Writes the keys and values of all new rows to the cache and rotates their queries in place. It runs before the tasks,
 // unless tasks do this for their own rows (AttentionPlan::is_disjoint).
@@ -30,24 +30,13 @@ void write_kv(const Problem<T>& p) {
   });
 }
 
-template <class Out>
-void write_output(const AttentionState& state, float inverse_sum, int64_t head_dim, Out* out) {
-  const FP32Vec16 factor = splat(inverse_sum);
-  int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) store_rounded(out + d, mul(load(state.values() + d), factor));
-  if (d < head_dim) store_first(out + d, mul(load(state.values() + d), factor), static_cast<int>(head_dim - d));
-}
-
 // The rows of a task for one KV head, divided into groups of nearly equal size whose accumulators fit the registers.
 template <class T>
-struct TaskRows {
-  int64_t count = 0, num_groups = 0;
+struct TaskRows : TaskStates<Activation<T>, kTaskRows> {
+  using TaskStates<Activation<T>, kTaskRows>::count;
+  int64_t num_groups = 0;
   int64_t last_visible[kTaskRows];
-  Activation<T>* outs[kTaskRows];
-  bool merges = true;          // splits are merged into the state of the splits before them at once
-  float* states[kTaskRows];    // the state of split 0
-  int64_t strides[kTaskRows];  // floats to the state of the next split; 0 if they are merged
-  RowUnit<T>* queries;         // kQueryStride<T> each
+  RowUnit<T>* queries;  // kQueryStride<T> each
 
   int64_t begin(int64_t group) const { return group * count / num_groups; }
   int64_t end_position() const { return last_visible[count - 1] + 1; }
@@ -63,25 +52,12 @@ void prepare_query(const Activation<T>* query, int64_t head_dim, RowUnit<T>* row
   store_row_units(row_units + d / size, load_first(query + d, static_cast<int>(head_dim - d)));
 }
 
-// Runs the tasks of the plan, each once per KV head (a work item). If several tasks compute a query tile, the last one
-// to end merges their partial results.
+// Runs the tasks of the plan, each once per KV head (a work item).
 template <class T>
 class Attend {
  public:
   Attend(const Problem<T>& problem, const AttentionPlan& plan)
-      : p_(problem), plan_(plan), kv_heads_(problem.a.cache.num_kv_heads), state_size_(state_size(problem.padded_dim)) {
-    const size_t count = static_cast<size_t>(plan.num_query_tiles * kv_heads_);
-    const size_t counters = (2 * count * sizeof(int32_t) + 63) / 64 * 64;
-    const size_t partials = static_cast<size_t>(plan.num_partials * state_size_) * sizeof(float);
-    char* scratch = static_cast<char*>(thread_scratch(counters + partials));
-    pending_ = reinterpret_cast<int32_t*>(scratch);
-    merged_ = pending_ + count;
-    partials_ = reinterpret_cast<float*>(scratch + counters);
-    for (size_t i = 0; i < count; ++i) {
-      pending_[i] = static_cast<int32_t>(plan.query_tiles[i / kv_heads_].num_tasks);
-      merged_[i] = 0;
-    }
-  }
+      : p_(problem), plan_(plan), kv_heads_(problem.a.cache.num_kv_heads), results_(problem, plan, kv_heads_) {}
 
   void run(bool parallel) const {
     const int64_t num_items = plan_.num_tasks * kv_heads_;
@@ -122,7 +98,7 @@ class Attend {
         attend_rows_of_group(rows, group, now, next, split == task.first_split);
       now = next;
     }
-    finish(task, kv_head, rows);
+    results_.finish(task, kv_head, rows);
   }
 
   // Writes the keys and values of new rows at the positions of a split. No other task reads them.
@@ -132,20 +108,12 @@ class Attend {
     write_kv(p_, first > begin ? first : begin, first + kSplit < end ? first + kSplit : end, kv_head);
   }
 
-  const QueryTile& query_tile_at(int64_t index) const { return plan_.query_tiles[plan_.members[index]]; }
-  // Number of tasks of a query tile that have not ended.
-  int32_t* pending(int64_t query_tile, int64_t kv_head) const { return pending_ + query_tile * kv_heads_ + kv_head; }
-  // Number of splits of a query tile that are merged into its first state. Only the task that starts with split 0
-  // merges.
-  int32_t* merged(int64_t query_tile, int64_t kv_head) const { return merged_ + query_tile * kv_heads_ + kv_head; }
-  float* partial(const QueryTile& query_tile, int64_t kv_head, int64_t split, int64_t row) const {
-    return partials_ +
-           (query_tile.partials + (kv_head * query_tile.num_splits + split) * query_tile.count + row) * state_size_;
-  }
+  const QueryTile& query_tile_at(int64_t index) const { return results_.query_tile_at(index); }
 
   void gather_rows(const Task& task, int64_t kv_head, TaskRows<T>& rows) const {
     const size_t query_bytes = static_cast<size_t>(kTaskRows * kQueryStride<T>) * sizeof(RowUnit<T>);
-    const size_t state_bytes = static_cast<size_t>(kTaskRows * state_size_) * sizeof(float);
+    const int64_t state_floats = results_.state_floats();
+    const size_t state_bytes = static_cast<size_t>(kTaskRows * state_floats) * sizeof(float);
     const size_t bytes =
         query_bytes + state_bytes + static_cast<size_t>(kTaskRows * p_.head_dim) * sizeof(Activation<T>);
     char* scratch = static_cast<char*>(thread_scratch(bytes, Scratch::kTile));
@@ -157,8 +125,7 @@ class Attend {
       const int64_t seq = query_tile_at(task.begin).seq;
       rotate_queries(p_, p_.a.cu_seqlens_q[seq], p_.a.cu_seqlens_q[seq + 1], kv_head, rotated);
     }
-    for (int64_t m = task.begin; m < task.end; ++m)
-      rows.merges &= __atomic_load_n(merged(plan_.members[m], kv_head), __ATOMIC_ACQUIRE) == task.first_split;
+    rows.merges = results_.can_merge(task, kv_head);
     for (int64_t m = task.begin; m < task.end; ++m) {
       const QueryTile& query_tile = query_tile_at(m);
       const bool whole = query_tile.num_tasks == 1;
@@ -171,8 +138,7 @@ class Attend {
         rows.outs[at] = p_.out_of(row, kv_head) + head * p_.head_dim;
         if (whole) prefetch_head<true>(rows.outs[at], p_.head_dim);
         rows.last_visible[at] = limit;
-        rows.states[at] = whole ? states + at * state_size_ : partial(query_tile, kv_head, 0, i);
-        rows.strides[at] = rows.merges ? 0 : query_tile.count * state_size_;
+        results_.place(query_tile, kv_head, i, states + at * state_floats, at, rows);
         if (++head < p_.heads_per_kv) continue;
         head = 0;
         ++row, ++limit;
@@ -243,82 +209,17 @@ class Attend {
     for (int64_t i = 0; i < own; ++i) prefetched[i] = tile < stop ? next.in_read_order(tile++) : now.stream[i];
   }
 
-  void finish(const Task& task, int64_t kv_head, const TaskRows<T>& rows) const {
-    if (query_tile_at(task.begin).num_tasks == 1) {
-      for (int64_t r = 0; r < rows.count; r += kLanes)
-        write_rows(rows, r, r + kLanes < rows.count ? r + kLanes : rows.count);
-      return;
-    }
-    for (int64_t m = task.begin; m < task.end; ++m) {
-      const int64_t query_tile = plan_.members[m];
-      if (rows.merges)
-        __atomic_store_n(merged(query_tile, kv_head), static_cast<int32_t>(task.last_split), __ATOMIC_RELEASE);
-      if (__atomic_sub_fetch(pending(query_tile, kv_head), 1, __ATOMIC_ACQ_REL) == 0) merge(query_tile, kv_head);
-    }
-  }
-
-  // Writes the outputs of rows [first, end), at most kLanes rows.
-  void write_rows(const TaskRows<T>& rows, int64_t first, int64_t end) const {
-    const auto state = [&](int64_t r) { return AttentionState{rows.states[r], p_.padded_dim}; };
-    float inverse_sums[kLanes];
-    for (float& sum : inverse_sums) sum = 1;
-    for (int64_t r = first; r < end; ++r) inverse_sums[r - first] = state(r).sum();
-    store(inverse_sums, div(splat(1.0f), load(inverse_sums)));
-    for (int64_t r = first; r < end; ++r) write_output(state(r), inverse_sums[r - first], p_.head_dim, rows.outs[r]);
-  }
-
-  // Merges the remaining splits of a query tile into its first states and writes the outputs.
-  void merge(int64_t index, int64_t kv_head) const {
-    const QueryTile& query_tile = plan_.query_tiles[index];
-    const int64_t split = *merged(index, kv_head);
-    for (int64_t first = 0; first < query_tile.count; first += kLanes)
-      merge_rows(query_tile, kv_head, split, first,
-                 first + kLanes < query_tile.count ? first + kLanes : query_tile.count);
-  }
-
-  void merge_rows(const QueryTile& query_tile, int64_t kv_head, int64_t next_split, int64_t first, int64_t end) const {
-    const auto state = [&](int64_t split, int64_t r) {
-      return AttentionState{partial(query_tile, kv_head, split, first + r), p_.padded_dim};
-    };
-    const int64_t count = end - first;
-    int64_t last[kLanes];
-    float maxima[kLanes] = {}, sums[kLanes] = {}, rescale_old[kLanes], rescale_new[kLanes];
-    for (int64_t r = 0; r < count; ++r) {
-      last[r] = p_.limit_of(query_tile.seq, query_tile.first + first + r) / kSplit;
-      maxima[r] = state(0, r).maximum();
-      sums[r] = state(0, r).sum();
-    }
-    FP32Vec16 maximum = load(maxima), total = load(sums), old_factors, new_factors;
-    for (int64_t split = next_split; split <= last[count - 1]; ++split) {
-      for (int64_t r = 0; r < count; ++r) {
-        maxima[r] = split <= last[r] ? state(split, r).maximum() : kMaskedScore;
-        sums[r] = split <= last[r] ? state(split, r).sum() : 0.0f;
-      }
-      merge_sums(maximum, total, load(maxima), load(sums), old_factors, new_factors);
-      store(rescale_old, old_factors);
-      store(rescale_new, new_factors);
-      for (int64_t r = 0; r < count; ++r)
-        if (split <= last[r]) merge_values(state(0, r), state(split, r), rescale_old[r], rescale_new[r]);
-    }
-    store(sums, div(splat(1.0f), total));
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t row = p_.row_of(query_tile.seq, query_tile.first + first + r);
-      const int64_t head = (query_tile.first + first + r) % p_.heads_per_kv;
-      write_output(state(0, r), sums[r], p_.head_dim, p_.out_of(row, kv_head) + head * p_.head_dim);
-    }
-  }
-
   const Problem<T>& p_;
   const AttentionPlan& plan_;
-  int64_t kv_heads_, state_size_;
-  int32_t *pending_, *merged_;
-  float* partials_;
+  int64_t kv_heads_;
+  TaskResults<Problem<T>> results_;
 };
 
 template <class T>
 void append_attention_typed(const AttentionArgs& a) {
   const Problem<T> p(a);
-  const AttentionPlan plan = plan_attention(a, num_threads());
+  const PlanShape shape{p.heads_per_kv, a.cache.num_kv_heads, p.block_size, kTaskRows, kMinTaskRows, kMaxSharedRows};
+  const AttentionPlan plan = plan_attention(a, shape, num_threads());
   if (!plan.is_disjoint) write_kv(p);
   int64_t work = 0;
   for (int64_t seq = 0; seq < a.num_seqs; ++seq) work += p.num_new(seq) * a.kv_lens[seq] * a.num_heads * p.head_dim;

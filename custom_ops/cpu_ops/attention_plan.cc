@@ -10,8 +10,6 @@ namespace {
 constexpr int64_t kTasksPerThread = 8;     // aimed at: a late thread delays at most one of them
 constexpr int64_t kMinSplits = 2;          // splits of a task, if a query tile has several tasks
 constexpr int64_t kRowTilesPerThread = 4;  // aimed at: more query tiles would read and widen the same keys more often
-constexpr int64_t kMinTaskRows = 24;       // query tiles with fewer rows would read the cache too often
-constexpr int64_t kMaxSharedRows = 48;     // of a sequence that shares reads; with more rows, arithmetic dominates
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -20,8 +18,8 @@ int64_t split_cost(int64_t rows) { return rows + 6; }
 
 class Planner {
  public:
-  AttentionPlan run(const AttentionArgs& a, int64_t num_threads) {
-    args_ = &a;
+  AttentionPlan run(const PagedBatch& batch, const PlanShape& shape, int64_t num_threads) {
+    args_ = &batch, shape_ = shape;
     query_tiles_.clear();
     members_.clear();
     tasks_.clear();
@@ -42,15 +40,14 @@ class Planner {
   }
 
  private:
-  int64_t heads_per_kv() const { return args_->num_heads / args_->cache.num_kv_heads; }
   int64_t num_new(int64_t seq) const { return args_->cu_seqlens_q[seq + 1] - args_->cu_seqlens_q[seq]; }
-  int64_t num_rows(int64_t seq) const { return num_new(seq) * heads_per_kv(); }
+  int64_t num_rows(int64_t seq) const { return num_new(seq) * shape_.heads_per_kv; }
   const int32_t* table(int64_t seq) const { return args_->block_tables + seq * args_->max_blocks; }
 
   // Returns the whole splits of a sequence before its new positions, which it could share.
   int64_t num_shareable_splits(int64_t seq) const {
     const int64_t rows = num_rows(seq);
-    return rows > 0 && rows <= kMaxSharedRows ? (args_->kv_lens[seq] - num_new(seq)) / kSplit : 0;
+    return rows > 0 && rows <= shape_.max_shared_rows ? (args_->kv_lens[seq] - num_new(seq)) / kSplit : 0;
   }
 
   // Finds for each sequence the first sequence whose table starts with the same block, and how many splits they share.
@@ -85,7 +82,7 @@ class Planner {
   }
 
   int64_t common_splits(int64_t a, int64_t b) const {
-    const int64_t block_size = args_->cache.block_size,
+    const int64_t block_size = shape_.block_size,
                   max_splits = std::min(num_shareable_splits(a), num_shareable_splits(b));
     const int64_t num_blocks = divide_up(max_splits * kSplit, block_size);
     int64_t equal = 0;
@@ -94,15 +91,16 @@ class Planner {
   }
 
   void cut_query_tiles(int64_t num_threads) {
-    int64_t rows = kTaskRows;
-    while (rows > kMinTaskRows && num_tiles(rows) < kRowTilesPerThread * num_threads) rows /= 2;
+    int64_t rows = shape_.task_rows;
+    while (rows > shape_.min_task_rows && num_tiles(rows) < kRowTilesPerThread * num_threads) rows /= 2;
     first_query_tile_.clear();
     for (int64_t seq = 0; seq < args_->num_seqs; ++seq) {
       first_query_tile_.push_back(static_cast<int64_t>(query_tiles_.size()));
-      const int64_t block = shared_[seq] > 0 ? kMaxSharedRows : rows, before = args_->kv_lens[seq] - num_new(seq);
+      const int64_t block = shared_[seq] > 0 ? shape_.max_shared_rows : rows,
+                    before = args_->kv_lens[seq] - num_new(seq);
       for (int64_t first = 0; first < num_rows(seq); first += block) {
         const int64_t count = std::min(block, num_rows(seq) - first);
-        const int64_t last_position = before + (first + count - 1) / heads_per_kv();
+        const int64_t last_position = before + (first + count - 1) / shape_.heads_per_kv;
         query_tiles_.push_back({seq, first, count, last_position / kSplit + 1, 0, 0});
       }
     }
@@ -115,7 +113,7 @@ class Planner {
       const int64_t splits = divide_up(args_->kv_lens[seq], kSplit);
       count += divide_up(num_rows(seq), rows) * std::max(splits / kMinSplits, int64_t{1});
     }
-    return count * args_->cache.num_kv_heads;
+    return count * shape_.num_kv_heads;
   }
 
   void add_shared_tasks() {
@@ -138,7 +136,7 @@ class Planner {
       end = std::min(split + kMinSplits, shared_[group_[count - 1]]);
       for (size_t i = 0; i < count;) {
         const int64_t begin = static_cast<int64_t>(members_.size());
-        for (int64_t rows = 0; i < count && (rows += num_rows(group_[i])) <= kTaskRows; ++i) {
+        for (int64_t rows = 0; i < count && (rows += num_rows(group_[i])) <= shape_.task_rows; ++i) {
           members_.push_back(first_query_tile_[group_[i]]);
           ++query_tiles_[members_.back()].num_tasks;
         }
@@ -151,7 +149,7 @@ class Planner {
   void add_own_tasks(int64_t num_threads) {
     int64_t total = 0;
     for (const QueryTile& query_tile : query_tiles_) total += own_splits(query_tile) * split_cost(query_tile.count);
-    const int64_t share = total * args_->cache.num_kv_heads / (kTasksPerThread * num_threads);
+    const int64_t share = total * shape_.num_kv_heads / (kTasksPerThread * num_threads);
     for (int64_t i = static_cast<int64_t>(query_tiles_.size()) - 1; i >= 0; --i) {
       QueryTile& query_tile = query_tiles_[i];
       const int64_t own = own_splits(query_tile), first = query_tile.num_splits - own;
@@ -170,11 +168,12 @@ class Planner {
     for (QueryTile& query_tile : query_tiles_) {
       if (query_tile.num_tasks == 1) continue;
       query_tile.partials = num_partials_;
-      num_partials_ += args_->cache.num_kv_heads * query_tile.num_splits * query_tile.count;
+      num_partials_ += shape_.num_kv_heads * query_tile.num_splits * query_tile.count;
     }
   }
 
-  const AttentionArgs* args_ = nullptr;
+  const PagedBatch* args_ = nullptr;
+  PlanShape shape_{};
   std::vector<QueryTile> query_tiles_;
   std::vector<int64_t> members_;
   std::vector<Task> tasks_;
@@ -186,9 +185,9 @@ class Planner {
 
 }  // namespace
 
-AttentionPlan plan_attention(const AttentionArgs& a, int64_t num_threads) {
+AttentionPlan plan_attention(const PagedBatch& batch, const PlanShape& shape, int64_t num_threads) {
   thread_local Planner planner;
-  return planner.run(a, num_threads);
+  return planner.run(batch, shape, num_threads);
 }
 
 }  // namespace fd

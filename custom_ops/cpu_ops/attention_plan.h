@@ -9,8 +9,15 @@
 
 namespace fd {
 
-constexpr int64_t kSplit = 256;    // positions of one partial result
-constexpr int64_t kTaskRows = 96;  // maximum rows of a task: their queries and results stay in the L2 cache
+constexpr int64_t kSplit = 256;  // positions of one partial result
+
+// What a plan depends on: the heads, and how many rows the tasks of a kernel have.
+struct PlanShape {
+  int64_t heads_per_kv, num_kv_heads, block_size;
+  int64_t task_rows;        // maximum rows of a task: their queries and results stay in the L2 cache
+  int64_t min_task_rows;    // query tiles with fewer rows would read the cache too often
+  int64_t max_shared_rows;  // of a sequence that shares reads; with more rows, arithmetic dominates
+};
 
 // Query rows of one sequence that are completed together. Row i is query head i % h of its KV group at new position i /
 // h, where h is the number of query heads per KV head.
@@ -40,6 +47,6 @@ struct AttentionPlan {
 // Plans a call for num_threads threads. Sequences whose block tables start with the same blocks read the splits that
 // they share together; sequences with different first blocks are assumed to share nothing. The arrays of the result
 // belong to the calling thread and are valid until its next call.
-AttentionPlan plan_attention(const AttentionArgs& a, int64_t num_threads);
+AttentionPlan plan_attention(const PagedBatch& batch, const PlanShape& shape, int64_t num_threads);
 
 }  // namespace fd

@@ -14,6 +14,7 @@ namespace FD_ISA {
 // A typed view of the arguments. T is the element type of the cache.
 template <class T>
 struct Problem {
+  using Out = Activation<T>;
   const AttentionArgs& a;
   int64_t head_dim, padded_dim, block_size, heads_per_kv, row_size;
 
@@ -34,6 +35,8 @@ struct Problem {
     const int64_t position = kv_head * block_size + offset / kLanes * kLanes;
     return static_cast<T*>(a.cache.value) + block * a.cache.value_block() + position * a.cache.value_width();
   }
+  int64_t value_dim() const { return head_dim; }
+  int64_t padded_value_dim() const { return padded_dim; }
   int64_t num_new(int64_t seq) const { return a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq]; }
 
   // Query row i of a sequence and KV head: its row in qkv and out, and the last position that it attends to.
@@ -51,6 +54,9 @@ struct Problem {
   }
   Activation<T>* out_of(int64_t row, int64_t kv_head) const {
     return static_cast<Activation<T>*>(a.out) + (row * a.num_heads + kv_head * heads_per_kv) * head_dim;
+  }
+  Activation<T>* output_of(int64_t seq, int64_t i, int64_t kv_head) const {
+    return out_of(row_of(seq, i), kv_head) + i % heads_per_kv * head_dim;
   }
 };
 

@@ -7,8 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "cpu_ops/attention_plan.h"
-#include "cpu_ops/attention_state.h"
+#include "cpu_ops/attention_results.h"
 #include "cpu_ops/dot.h"
 #include "cpu_ops/quant_units.h"
 
@@ -18,7 +17,6 @@ namespace FD_ISA {
 constexpr int64_t kTilesPerSplit = kSplit / kLanes;  // a KV tile holds sixteen positions of one KV head
 constexpr int64_t kMaxHeadDim = 256;
 constexpr float kMinusInfinity = -__builtin_inff();
-constexpr float kMaskedScore = -__FLT_MAX__;  // its softmax weight is 0
 
 // A cache has the dtype of the rows, or int8 for bf16 rows: codes, which are widened to pairs, and a scale per
 // position.

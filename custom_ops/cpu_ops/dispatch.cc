@@ -15,7 +15,7 @@ namespace fd {
   Kernels {                                                                                                \
     path::pack_linear, path::linear, path::pack_quantized, path::pack_coded, path::linear_quantized,       \
         path::project_heads, path::rms_norm, path::gather, path::gather_quantized, path::append_attention, \
-        path::route, path::experts_up, path::experts_down                                                  \
+        path::append_latent_attention, path::route, path::experts_up, path::experts_down                   \
   }
 
 const Kernels& kernels() {

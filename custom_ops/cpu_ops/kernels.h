@@ -194,21 +194,27 @@ struct KvCacheView {
   int64_t value_block() const { return num_kv_heads * block_size * value_width(); }
 };
 
-struct AttentionArgs {
-  void* qkv;  // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]; undefined afterwards
-  KvCacheView cache;
+// The new rows of a call to attention, and where the positions of their sequences are in a paged cache.
+struct PagedBatch {
   const int32_t* cu_seqlens_q;  // [num_seqs + 1]
   const int32_t* kv_lens;       // [num_seqs], including the new rows
   const int32_t* block_tables;  // [num_seqs, max_blocks]
   const int32_t* slot_mapping;  // [rows]
-  void* out;                    // Float [rows, num_heads * head_dim]
-  int64_t rows, num_seqs, max_blocks, num_heads;
+  int64_t rows, num_seqs, max_blocks;
+};
+
+struct AttentionArgs : PagedBatch {
+  void* qkv;  // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]; undefined afterwards
+  KvCacheView cache;
+  void* out;  // Float [rows, num_heads * head_dim]
+  int64_t num_heads;
   float scale;
   int64_t num_masked_prefix;  // leading positions that are masked for every row but their own
   RotaryView rotary;
 };
 
-struct RouteArgs;  // experts.h
+struct LatentAttentionArgs;  // latent_attention.h
+struct RouteArgs;            // experts.h
 struct ExpertsUpArgs;
 struct ExpertsDownArgs;
 
@@ -223,6 +229,7 @@ struct Kernels {
   void (*gather)(const GatherArgs&);
   void (*gather_quantized)(const QuantizedGatherArgs&);
   void (*append_attention)(const AttentionArgs&);
+  void (*append_latent_attention)(const LatentAttentionArgs&);
   void (*route)(const RouteArgs&);
   void (*experts_up)(const ExpertsUpArgs&);
   void (*experts_down)(const ExpertsDownArgs&);

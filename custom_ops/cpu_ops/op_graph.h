@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu_ops/experts.h"
+#include "cpu_ops/latent_attention.h"
 #include "cpu_ops/sampling.h"
 #include "cpu_ops/verify.h"
 #include "cpu_ops/virtual_padding.h"
@@ -76,9 +77,10 @@ struct NormGeluArgs {
   DType dtype;
 };
 
-using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, NormGeluArgs, GatherArgs, QuantizedGatherArgs,
-                            ScatterArgs, ScatterLogitsArgs, AttentionArgs, VirtualPaddingArgs, SampleArgs,
-                            VerifyDraftsArgs, RouteArgs, ExpertsUpArgs, ExpertsDownArgs, ProjectHeadsArgs>;
+using Launch =
+    std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, NormGeluArgs, GatherArgs, QuantizedGatherArgs,
+                 ScatterArgs, ScatterLogitsArgs, AttentionArgs, VirtualPaddingArgs, SampleArgs, VerifyDraftsArgs,
+                 LatentAttentionArgs, RouteArgs, ExpertsUpArgs, ExpertsDownArgs, ProjectHeadsArgs>;
 
 // Each launch is captured with the maximum numbers of rows and sequences of a replay.
 struct OpGraph {

@@ -293,16 +293,11 @@ void append_attention(Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_
     return Argument{op, name, tensor}.has_dtype(paddle::DataType::INT32).has_capacity({count}).template data<int32_t>();
   };
   const fd::AttentionArgs args{
+      {ints("cu_seqlens_q", cu_seqlens_q, num_seqs + 1), ints("kv_lens", kv_lens, num_seqs), table.data<int32_t>(),
+       ints("slot_mapping", slot_mapping, num_rows), num_rows, num_seqs, table.size(1)},
       rows.data(),
       cache,
-      ints("cu_seqlens_q", cu_seqlens_q, num_seqs + 1),
-      ints("kv_lens", kv_lens, num_seqs),
-      table.data<int32_t>(),
-      ints("slot_mapping", slot_mapping, num_rows),
       output.data(),
-      num_rows,
-      num_seqs,
-      table.size(1),
       num_heads,
       scale,
       num_masked_prefix,

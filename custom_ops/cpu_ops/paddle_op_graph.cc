@@ -21,9 +21,10 @@ namespace {
 
 thread_local std::unique_ptr<OpGraph> capturing;
 
-// Raises if a slot or block is outside the cache, or if lengths contradict each other.
-void check(const AttentionArgs& a) {
-  constexpr const char* op = "append_attention";
+// Raises if a slot or block is outside the cache, if lengths contradict each other, or if there are no angles for a
+// position.
+template <class Args>
+void check_paged(const char* op, const Args& a) {
   const int64_t num_slots = a.cache.num_blocks * a.cache.block_size;
   for (int64_t row = 0; row < a.rows; ++row)
     require(a.slot_mapping[row] >= 0 && a.slot_mapping[row] < num_slots, op, "slot_mapping", "a slot of the cache",
@@ -47,6 +48,9 @@ void check(const AttentionArgs& a) {
     if (const int64_t position = a.rotary.positions[row]; __builtin_expect(position < 0 || position > last, 0))
       raise_invalid(op, "positions", "0.." + std::to_string(last), std::to_string(position));
 }
+
+void check(const AttentionArgs& a) { check_paged("append_attention", a); }
+void check(const LatentAttentionArgs& a) { check_paged("append_latent_attention", a); }
 
 void check(const GatherArgs& a) {
   for (int64_t row = 0; row < a.rows; ++row)
@@ -158,6 +162,10 @@ struct Perform {
   void operator()(const AttentionArgs& a) const {
     check(a);
     kernels().append_attention(a);
+  }
+  void operator()(const LatentAttentionArgs& a) const {
+    check(a);
+    kernels().append_latent_attention(a);
   }
   void operator()(const RouteArgs& a) const { kernels().route(a); }
   void operator()(const ExpertsUpArgs& a) const {

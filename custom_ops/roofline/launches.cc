@@ -98,14 +98,14 @@ struct CountWork {
   }
   Work operator()(const AttentionArgs& a) const {
     const double width = a.cache.dtype == DType::kInt8 ? 1 : a.cache.dtype == DType::kBfloat16 ? 2 : 4;
-    double positions = 0, pairs = 0;  // pairs of a row and a position that it attends to
-    for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
-      const double rows = a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq];
-      positions += a.kv_lens[seq];
-      pairs += rows * (a.kv_lens[seq] - (rows - 1) / 2);
-    }
     const auto per_position = static_cast<double>(a.cache.num_kv_heads * (a.cache.key_width() + a.cache.value_width()));
-    return {width * per_position * positions, 4 * static_cast<double>(a.num_heads * a.cache.head_dim) * pairs, 0};
+    return attention_work(a, width * per_position, 4 * static_cast<double>(a.num_heads * a.cache.head_dim));
+  }
+  // The latent part of a row is read once, as key and value.
+  Work operator()(const LatentAttentionArgs& a) const {
+    const double width = a.cache.dtype == DType::kBfloat16 ? 2 : 4;
+    const auto products = static_cast<double>(a.num_heads * (a.cache.width() + a.cache.latent_dim));
+    return attention_work(a, width * static_cast<double>(a.cache.width()), 2 * products);
   }
   Work operator()(const RouteArgs& a) const {
     const auto products = static_cast<double>(a.num_experts * a.width);
@@ -121,6 +121,17 @@ struct CountWork {
   }
 
  private:
+  // The work of attention that reads so many bytes per position of a sequence, and has so many operations per pair of a
+  // row and a position that it attends to.
+  static Work attention_work(const PagedBatch& a, double bytes, double operations) {
+    double positions = 0, pairs = 0;
+    for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
+      const double rows = a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq];
+      positions += a.kv_lens[seq];
+      pairs += rows * (a.kv_lens[seq] - (rows - 1) / 2);
+    }
+    return {bytes * positions, operations * pairs, 0};
+  }
   static double products(const LinearArgs& a) {
     return (a.gated ? 4.0 : 2.0) * static_cast<double>(a.rows * a.n * a.k);
   }

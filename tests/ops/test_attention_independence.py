@@ -18,7 +18,7 @@ from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 from tests.ops.bits import assert_same_bits, bits
 
-SPLIT, TASK_ROWS = 256, 96  # kSplit and kTaskRows of custom_ops/cpu_ops/attention_plan.h
+SPLIT, TASK_ROWS = 256, 96  # kSplit of custom_ops/cpu_ops/attention_plan.h and kTaskRows of attention.cc
 DTYPES = ["float32", "bfloat16", "int8"]  # of the cache; rows of an int8 cache are bfloat16
 LAYOUTS = [HeadLayout(4, 2, 32), HeadLayout(3, 1, 72)]
 

@@ -9,7 +9,8 @@ import pytest
 
 from fastdeploy.ops import registry
 
-FAMILIES = "linear norm embedding gather attention batch_index sampling verify drafting experts head_products logits"
+FAMILIES = "linear norm embedding gather attention latent_attention batch_index sampling verify drafting experts"
+FAMILIES += " head_products logits"
 for _family in FAMILIES.split():
     importlib.import_module(f"fastdeploy.ops.{_family}")
 
@@ -19,6 +20,7 @@ PREPARATION = {
     "pack_experts",
     "pack_heads",
     "allocate_kv_cache",
+    "allocate_latent_cache",
     "first_outputs",
 }  # run inside the examples of other operators
 CASES = [(name, i) for name, entry in registry.entries().items() for i in range(len(entry.examples))]

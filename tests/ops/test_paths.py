@@ -11,17 +11,18 @@ from tests.ops.isa_paths import PATHS, run, supported
 HERE = Path(__file__).parent
 SUITES = ["test_examples.py", "test_row_independence.py", "test_attention_independence.py", "test_quantized_rows.py"]
 SUITES += ["test_block_maxima.py", "test_quant_definition.py", "test_experts_independence.py", "test_embedding.py"]
-SUITES += ["test_head_products.py"]
+SUITES += ["test_latent_attention.py", "test_head_products.py"]
 SUITES += ["test_packing.py::test_packed_files_fit_the_layout_that_the_backend_names"]
 DIGEST = """
 import hashlib
 from fastdeploy.ops.backends.cpu import library
 from tests.ops.bits import bits
 from tests.ops.test_examples import CASES, registry
+NAMES = "linear rms_norm append_attention append_latent_attention route experts_up experts_down".split()
 state = hashlib.sha256()
 for name, index in CASES:
-    if name in ("linear", "rms_norm", "append_attention", "route", "experts_up", "experts_down", "project_heads"):
-        for tensor in registry.entries()[name].examples[index](registry.lookup("cpu")):
+    if name in NAMES.split():
+NAMES = "linear rms_norm append_attention append_latent_attention route experts_up experts_down project_heads"
             state.update(bits(tensor).tobytes())
 print("digest", library.isa(), library.num_threads(), state.hexdigest())
 """

@@ -61,12 +61,12 @@ def round_to_codes(rows: paddle.Tensor) -> paddle.Tensor:
 def causal_attention(
     query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float, num_masked_prefix: int = 0
 ) -> paddle.Tensor:
-    """Return [rows, num_heads, D] float32: the last `rows` positions attend to themselves and those before.
+    """Return [rows, num_heads, V] float32: the last `rows` positions attend to themselves and those before.
 
     Args:
         query: [rows, num_heads, D].
         keys: [positions, num_kv_heads, D].
-        values: [positions, num_kv_heads, D].
+        values: [positions, num_kv_heads, V].
         scale: factor of the scores.
         num_masked_prefix: number of leading positions that are masked for every row but their own.
     """
@@ -78,4 +78,6 @@ def causal_attention(
         visible[max(0, rows - positions + masked + 1) :, masked] = False
     scores = paddle.where(visible[:, None, None, :], scores, paddle.full_like(scores, float("-inf")))
     weights = paddle.nn.functional.softmax(scores, axis=-1)
-    return paddle.einsum("rkgp,pkd->rkgd", weights, values.astype("float32")).reshape([rows, num_heads, dim])
+    return paddle.einsum("rkgp,pkd->rkgd", weights, values.astype("float32")).reshape(
+        [rows, num_heads, values.shape[-1]]
+    )

@@ -24,6 +24,7 @@ from fastdeploy.ops.backends.cpu import (
     experts,
     gather,
     head_products,
+    latent_attention,
     library,
     linear,
     logits,
@@ -41,7 +42,9 @@ from fastdeploy.ops.quantized_form import QuantizedForm
 
 _KERNELS: dict[str, Callable[..., Any]] = {
     "allocate_kv_cache": attention.allocate_kv_cache,
+    "allocate_latent_cache": latent_attention.allocate_latent_cache,
     "append_attention": attention.append_attention,
+    "append_latent_attention": latent_attention.append_latent_attention,
     "draft": drafting.draft,
     "embedding": embedding.embedding,
     "experts_down": experts.experts_down,
