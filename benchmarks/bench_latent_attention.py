@@ -27,15 +27,17 @@ from fastdeploy.ops.latent_attention import LatentLayout, allocate_latent_cache,
 from fastdeploy.ops.norm import NormParams
 
 BLOCK_SIZE = 64
+POOL_BLOCKS = 512  # at least, so that the cache lies in huge pages as that of a server does
 
 
-def capture(layout: LatentLayout, num_rows: int, positions: int, is_apart: bool, dtype: str) -> Replay:
-    """Return a captured call for rows that end at these positions, over a cache of random rows."""
+def capture(layout: LatentLayout, num_rows: int, positions: int, is_apart: bool, dtype: str) -> tuple[Replay, object]:
+    """Return a captured call for rows that end at these positions, over a cache of random rows, and its tensors."""
     num_seqs, new = (num_rows, 1) if is_apart else (1, num_rows)
     num_blocks, width = -(-positions // BLOCK_SIZE), layout.latent_dim + layout.rope_dim
     tables = np.random.default_rng(1).permutation(num_seqs * num_blocks).reshape(num_seqs, num_blocks)
-    cache = allocate_latent_cache(num_seqs * num_blocks, BLOCK_SIZE, layout.latent_dim, layout.rope_dim, dtype)
-    for block in range(cache.num_blocks):
+    pool = max(POOL_BLOCKS, tables.size)
+    cache = allocate_latent_cache(pool, BLOCK_SIZE, layout.latent_dim, layout.rope_dim, dtype)
+    for block in range(tables.size):
         cache.rows[block] = random_rows(BLOCK_SIZE, width, dtype, block)
     batch = make_attention_metadata([new] * num_seqs, [positions] * num_seqs, tables, BLOCK_SIZE)
     absorbed = random_rows(num_rows, layout.num_heads * layout.latent_dim, dtype, 2)
@@ -44,12 +46,8 @@ def capture(layout: LatentLayout, num_rows: int, positions: int, is_apart: bool,
     norm = NormParams(paddle.ones([layout.latent_dim], dtype), 1e-6)
     cos_sin = random_rows(positions, layout.rope_dim, "float32", 5)
 
-    def attend() -> None:
-        append_latent_attention(
-            absorbed, query, latent, cache, batch, out, layout, width**-0.5, norm, cos_sin, is_interleaved=True
-        )
-
-    return Replay(OpGraph(attend), num_rows, num_seqs)
+    arguments = absorbed, query, latent, cache, batch, out, layout, width**-0.5, norm, cos_sin, True
+    return Replay(OpGraph(lambda: append_latent_attention(*arguments)), num_rows, num_seqs), arguments
 
 
 def measure(replay: Replay, roofline: Roofline, num_rounds: int) -> dict[str, float]:
@@ -94,7 +92,7 @@ def main() -> None:
         layout = LatentLayout(heads, args.latent_dim, args.nope_dim, args.rope_dim)
         for positions in args.positions:
             for num_rows in args.rows:
-                replay = capture(layout, num_rows, positions, args.apart, args.dtype)
+                replay, _tensors = capture(layout, num_rows, positions, args.apart, args.dtype)
                 shape = {"heads": heads, "positions": positions, "rows": num_rows}
                 rows.append({**shape, **measure(replay, roofline, args.rounds)})
     print_report("latent_attention", "Latent attention over the machine's limits", rows, roofline=roofline.describe())

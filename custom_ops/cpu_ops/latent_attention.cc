@@ -47,6 +47,7 @@ FD_INLINE void dispatch_block(int64_t rows, Body&& body) {
   if constexpr (kBlockRows == kLanes) {
     if (rows <= kLanes / 4) return body(RowCount<kLanes / 4>());
     if (rows <= kLanes / 2) return body(RowCount<kLanes / 2>());
+    if (rows <= kLanes * 3 / 4) return body(RowCount<kLanes * 3 / 4>());
   }
   body(RowCount<kBlockRows>());
 }
@@ -67,13 +68,14 @@ class AttendLatent {
     LatentRows<T> rows;
     rows.scratch = allocate();
     rows.merges = results_.can_merge(task, 0);
+    const int64_t seq = results_.query_tile_at(task.begin).seq;
     gather_rows(task, rows);
-    const int64_t seq = results_.query_tile_at(task.begin).seq, end = rows.end_position();
+    const int64_t end = rows.end_position();
     LatentSplit<T> now = locate_split(seq, task.first_split, end);
     for (int64_t split = task.first_split; split < task.last_split; ++split) {
       const bool more = split + 1 < task.last_split;
       const LatentSplit<T> next = more ? locate_split(seq, split + 1, end) : LatentSplit<T>{};
-      attend(rows, now, next);
+      attend(rows, now, next, split == task.first_split ? 2 : kTilesPerSplit / 2);
       now = next;
     }
     results_.finish(task, 0, rows);
@@ -149,8 +151,9 @@ class AttendLatent {
     return s;
   }
 
-  // Adds a split to the states of all rows, and prefetches the next one.
-  void attend(LatentRows<T>& rows, const LatentSplit<T>& now, const LatentSplit<T>& next) const {
+  // Adds a split to the states of all rows. Meanwhile it prefetches the tiles that are `ahead` of the one that is
+  // scored, and then the first half of the next split.
+  void attend(LatentRows<T>& rows, const LatentSplit<T>& now, const LatentSplit<T>& next, int64_t ahead) const {
     const LatentScratch<T>& scratch = rows.scratch;
     const int64_t certain = rows.last_visible[0] + 1 - now.start;  // every row attends to these positions
     for (int64_t tile = 0; tile < now.num_tiles; ++tile) {
@@ -158,9 +161,9 @@ class AttendLatent {
       load_tile(p_, now.tiles[tile], first, now.visible, certain, scratch);
       for (int64_t i = 0; i < rows.num_panels(); ++i) {
         const T* queries = scratch.queries + i * kLanes * p_.width;
-        const bool prefetches = i == 0 && tile % 2 == 0 && tile / 2 < next.num_tiles;
+        const bool prefetches = i == 0 && tile + ahead < now.num_tiles;
         score_tile<T>(scratch.units, queries, p_.num_units(), p_.a.scale * kLog2E,
-                      scratch.scores + (i * kSplit + first) * kLanes, prefetches ? next.tiles[tile / 2] : queries);
+                      scratch.scores + (i * kSplit + first) * kLanes, prefetches ? now.tiles[tile + ahead] : queries);
       }
     }
     for (int64_t i = 0; i < rows.num_panels(); ++i) attend_panel(rows, i, now, i == 0 ? next : LatentSplit<T>{});
@@ -188,15 +191,15 @@ class AttendLatent {
       });
   }
 
-  // Adds the weighted values of MR rows in all dimensions. Meanwhile the second half of the next split is prefetched.
+  // Adds the weighted values of MR rows in all dimensions. Meanwhile the first half of the next split is prefetched.
   template <int MR>
   void add_columns(const LatentPanel& panel, const PanelMerge& merge, const RowUnit<T>* weights, int64_t end,
                    int64_t first, const T* values, const LatentSplit<T>& next) const {
     constexpr int panels = kBlockRows / MR;
     const int64_t units = end / KUnit<T>::kSize, width = p_.padded_value_dim(), step = units * kUnitSize<T>;
-    int64_t tile = kTilesPerSplit / 2, offset = 0;
+    int64_t tile = 0, offset = 0;
     const auto next_lines = [&]() -> const T* {
-      if (tile >= next.num_tiles) return nullptr;
+      if (tile >= next.num_tiles || tile >= kTilesPerSplit / 2) return nullptr;
       const T* lines = next.tiles[tile] + offset;
       if ((offset += step) >= kTilePositions * p_.width) offset = 0, ++tile;
       return lines;
