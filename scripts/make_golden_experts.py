@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ from transformers import (
 PROMPT_LEN, GREEDY_LEN = 46, 6
 MARGIN = {"softmax": 0.004, "sigmoid": 0.01}
 MAX_TRIES = 200  # of a token, before other weights are drawn
-CLASSES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+Classes = Mapping[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]]
+CLASSES: Classes = {
     "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
@@ -62,10 +64,12 @@ class ExpertsGolden(Golden):
     Attributes:
         paddle: name of a further folder with the same weights in Paddle layout; "" for none.
         changes: keys of config.json that transformers does not write.
+        removed: keys of config.json that transformers writes and releases do not have.
     """
 
     paddle: str = ""
     changes: dict[str, Any] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
 
 
 GOLDENS = (
@@ -144,22 +148,34 @@ def randomize(model: PreTrainedModel, generator: torch.Generator) -> None:
 def run(model: PreTrainedModel, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float32 logits [T, V] and the margin of each row's experts [T]."""
     margins: list[torch.Tensor] = []
-    routers = [module for module in model.modules() if "Router" in type(module).__name__]
-    hooks = [r.register_forward_hook(lambda m, _, out: margins.append(margin(m, out[0].float()))) for r in routers]
+    hooks = [
+        router.register_forward_hook(lambda m, _, out: margins.append(margin(m, out[0].float())))
+        for router in routers_of(model)
+    ]
     logits = model(torch.tensor([tokens]), use_cache=False).logits[0].float()
     for hook in hooks:
         hook.remove()
     return logits, torch.stack(margins).min(dim=0).values
 
 
+def routers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [module for module in model.modules() if "Router" in type(module).__name__]
+
+
+def uses_sigmoid(router: torch.nn.Module) -> bool:
+    """Return whether the scores are sigmoids, as in GLM and DeepSeek-V3; ERNIE keeps its bias in another module."""
+    return hasattr(router, "e_score_correction_bias")
+
+
 def margin(router: torch.nn.Module, logits: torch.Tensor) -> torch.Tensor:
     """Return by how much the score of the last chosen expert, and of its group, exceeds that of the next one."""
     statics = getattr(router, "moe_statics", router)
     bias = getattr(statics, "e_score_correction_bias", torch.zeros(1)).reshape(-1)
-    scores = (logits.sigmoid() if "Glm" in type(router).__name__ else logits.softmax(-1)) + bias
+    scores = (logits.sigmoid() if uses_sigmoid(router) else logits.softmax(-1)) + bias
     found = torch.full(scores.shape[:1], 1.0)
     if getattr(router, "num_group", 1) > 1:
-        groups = scores.view(len(scores), router.num_group, -1).topk(2, dim=-1).values.sum(-1)
+        num_counted = 1 if hasattr(router, "topk_method") else 2  # DeepSeek-V2 compares the groups' largest scores
+        groups = scores.view(len(scores), router.num_group, -1).topk(num_counted, dim=-1).values.sum(-1)
         found = gap(groups, router.topk_group)
         kept = groups >= groups.topk(router.topk_group, dim=-1).values[:, -1:]
         scores = scores.masked_fill(~kept.repeat_interleave(scores.shape[1] // router.num_group, 1), float("-inf"))
@@ -219,10 +235,17 @@ def reference(model: PreTrainedModel, tokens: list[int]) -> dict[str, np.ndarray
 
 
 def saved_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the tensors that `save_pretrained` writes, with routers in float32 but for Qwen's."""
+    """Return the tensors that `save_pretrained` writes; routers are in float32 unless bfloat16 has their values."""
     with tempfile.TemporaryDirectory() as folder:
         in_bfloat16(model).save_pretrained(folder)
-        return load_file(Path(folder) / "model.safetensors")
+        tensors = load_file(Path(folder) / "model.safetensors")
+    return {name: smallest(tensor) if name.endswith("gate.weight") else tensor for name, tensor in tensors.items()}
+
+
+def smallest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in bfloat16 if that has its values."""
+    low = tensor.to(torch.bfloat16)
+    return low if torch.equal(low.float(), tensor.float()) else tensor
 
 
 def in_paddle_layout(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -267,19 +290,24 @@ def write_shards(tensors: dict[str, torch.Tensor], num_shards: int, folder: Path
     write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
 
 
-def write_checkpoint(golden: ExpertsGolden) -> None:
+def write_checkpoint(
+    golden: ExpertsGolden,
+    classes: Classes = CLASSES,
+    draw: Callable[[PreTrainedModel, torch.Generator], None] = randomize,
+) -> None:
     """Make one folder from scratch, and one in Paddle layout if the golden asks for it."""
-    config_class, model_class = CLASSES[golden.family]
+    config_class, model_class = classes[golden.family]
     config = config_class(**golden.config, attn_implementation="eager", experts_implementation="eager")
     model = model_class(config).float().eval()
     generator = torch.Generator().manual_seed(sum(golden.name.encode()))
-    minimum = MARGIN["sigmoid" if golden.family == "glm4_moe" else "softmax"]
+    minimum = MARGIN["sigmoid" if uses_sigmoid(routers_of(model)[0]) else "softmax"]
     while True:
-        randomize(model, generator)
+        draw(model, generator)
         tokens = draw_tokens(model, golden.config["vocab_size"], minimum)
         if tokens is not None and is_decisive(values := reference(model, tokens)):
             break
     tensors, raw = saved_tensors(model), {**spelled(golden, model), **golden.changes}
+    raw = {key: value for key, value in raw.items() if key not in golden.removed}
     if golden.spelling == 4 and golden.family == "qwen3_moe":
         raw["num_experts"] = raw.pop("num_local_experts")
     write_shards(tensors, golden.num_shards, write_folder(golden, raw, values))
@@ -289,11 +317,15 @@ def write_checkpoint(golden: ExpertsGolden) -> None:
         save_file(in_paddle_layout(tensors), folder / "model.safetensors", metadata={"format": "np"})
 
 
+def print_size(name: str) -> None:
+    print(f"{name}: {sum(f.stat().st_size for f in (GOLDEN / name).iterdir()) / 1024:.0f} kB", flush=True)
+
+
 def main() -> None:
     for golden in GOLDENS:
         write_checkpoint(golden)
         for name in filter(None, (golden.name, golden.paddle)):
-            print(f"{name}: {sum(f.stat().st_size for f in (GOLDEN / name).iterdir()) / 1024:.0f} kB", flush=True)
+            print_size(name)
 
 
 if __name__ == "__main__":

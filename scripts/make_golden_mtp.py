@@ -13,26 +13,43 @@ also has greedy texts of the model, and the three drafts after each token of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from make_golden_checkpoints import GOLDEN, POSITIONS
-from make_golden_experts import MARGIN, is_router, margin, run
+from make_golden_experts import MARGIN, is_router, margin, routers_of, run, smallest
 from safetensors.torch import save_file
 from torch.nn import functional as F
-from transformers import Glm4MoeForCausalLM
+from transformers import Glm4MoeForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 TARGET, NAME = "glm4_moe", "glm4_moe_mtp"
 NUM_SAMPLED = 32
-NUM_STEPS = 300
 NUM_DRAFTS = 3
 NUM_REPLAYED, NUM_LEARNT, PROMPT_LEN, TEXT_LEN = 6, 3, 16, 60
 MIN_MARGIN = 3e-4  # of replayed texts, in logits and in scores of experts: float32 errors are a hundredth of it
 
 
-def make_layer(target: Glm4MoeForCausalLM, generator: torch.Generator) -> MtpModel:
+@dataclass(frozen=True)
+class Training:
+    """How a layer is trained.
+
+    Attributes:
+        num_drafts: for how many drafts, each of which reads the states of the one before.
+        prepare: changes the random weights that it starts from.
+        is_fixed: returns whether it leaves a weight as it is; it leaves embedding and head in any case.
+    """
+
+    num_steps: int = 300
+    num_drafts: int = 1
+    prepare: Callable[[torch.nn.Module], None] = lambda layer: None
+    is_fixed: Callable[[str], bool] = is_router
+
+
+def make_layer(target: PreTrainedModel, generator: torch.Generator) -> MtpModel:
     """Return a layer with random weights, whose router chooses decisively."""
     mtp = MtpModel(target, 1)
     for name, weight in (*mtp.layers.named_parameters(), *mtp.layers.named_buffers()):
@@ -56,8 +73,10 @@ def outputs(mtp: MtpModel, tokens: torch.Tensor, states: torch.Tensor) -> torch.
     return found
 
 
-def train(mtp: MtpModel, target: Glm4MoeForCausalLM, texts: list[list[int]], generator: torch.Generator) -> None:
-    """Train the layer on texts and sampled ones for one draft; its router, embedding and head stay as they are."""
+def train(
+    mtp: MtpModel, target: PreTrainedModel, texts: list[list[int]], generator: torch.Generator, training: Training
+) -> None:
+    """Train the layer on texts and sampled ones."""
     tokens = torch.randint(0, target.config.vocab_size, (NUM_SAMPLED, 2), generator=generator)
     with torch.no_grad():
         while tokens.shape[1] < TEXT_LEN:
@@ -65,11 +84,13 @@ def train(mtp: MtpModel, target: Glm4MoeForCausalLM, texts: list[list[int]], gen
             tokens = torch.cat([tokens, torch.multinomial(probs, 1, generator=generator)], dim=1)
         tokens = torch.cat([tokens, torch.tensor(texts)])
         states = target.model(tokens, use_cache=False).last_hidden_state
-    weights = [weight for name, weight in mtp.layers.named_parameters() if not is_router(name)]
+    weights = [weight for name, weight in mtp.layers.named_parameters() if not training.is_fixed(name)]
     adam = torch.optim.Adam(weights, lr=3e-3)
-    for _ in range(NUM_STEPS):
-        logits = mtp.shared_head(outputs(mtp, tokens[:, 1:-1], states[:, :-2]))
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten())
+    for _ in range(training.num_steps):
+        loss, inputs = torch.zeros(()), states[:, :-1]
+        for first in range(1, training.num_drafts + 1):
+            inputs = outputs(mtp, tokens[:, first:-1], inputs[:, :-1])
+            loss = loss + F.cross_entropy(mtp.shared_head(inputs).flatten(0, 1), tokens[:, first + 1 :].flatten())
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -77,11 +98,13 @@ def train(mtp: MtpModel, target: Glm4MoeForCausalLM, texts: list[list[int]], gen
 
 
 @torch.no_grad()
-def reference(mtp: MtpModel, target: Glm4MoeForCausalLM, tokens: list[int]) -> tuple[dict[str, np.ndarray], float]:
+def reference(mtp: MtpModel, target: PreTrainedModel, tokens: list[int]) -> tuple[dict[str, np.ndarray], float]:
     """Return log-probabilities, and the smallest margin of the router over all rows."""
     margins: list[float] = []
-    routers = [module for module in mtp.modules() if "Router" in type(module).__name__]
-    hooks = [r.register_forward_hook(lambda m, _, out: margins.append(margin(m, out[0]).min().item())) for r in routers]
+    hooks = [
+        router.register_forward_hook(lambda m, _, out: margins.append(margin(m, out[0]).min().item()))
+        for router in routers_of(mtp)
+    ]
     states = target.model(torch.tensor([tokens]), use_cache=False).last_hidden_state
     inputs, text, chained = states[:, :-1], list(tokens), []
     for draft in range(NUM_DRAFTS):
@@ -107,7 +130,7 @@ def reference(mtp: MtpModel, target: Glm4MoeForCausalLM, tokens: list[int]) -> t
 
 
 @torch.no_grad()
-def greedy_text(target: Glm4MoeForCausalLM, generator: torch.Generator) -> list[int]:
+def greedy_text(target: PreTrainedModel, generator: torch.Generator) -> list[int]:
     """Return a random prompt and its greedy continuation, whose choices are decisive."""
     while True:
         tokens = torch.randint(0, target.config.vocab_size, (PROMPT_LEN,), generator=generator).tolist()
@@ -122,7 +145,7 @@ def greedy_text(target: Glm4MoeForCausalLM, generator: torch.Generator) -> list[
 
 
 @torch.no_grad()
-def drafts_of(mtp: MtpModel, target: Glm4MoeForCausalLM, text: list[int]) -> list[list[int]]:
+def drafts_of(mtp: MtpModel, target: PreTrainedModel, text: list[int]) -> list[list[int]]:
     """Return the drafts after text[:end] for each end from the first token of the output on."""
     states = target.model(torch.tensor([text]), use_cache=False).last_hidden_state
     found = []
@@ -143,8 +166,8 @@ def round_weights(mtp: MtpModel) -> None:
             weight.data.copy_(weight.data.to(torch.bfloat16))
 
 
-def stored_tensors(mtp: MtpModel, target: Glm4MoeForCausalLM) -> dict[str, torch.Tensor]:
-    """Return the layer's tensors by their names in files of GLM-4.5: bfloat16, but for a float32 router."""
+def stored_tensors(mtp: MtpModel, target: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the layer's tensors by their names in files of DeepSeek-V3 and GLM-4.5."""
     found = {"shared_head.head.weight": target.lm_head.weight, "embed_tokens.weight": target.model.embed_tokens.weight}
     for name, weight in (*mtp.layers.named_parameters(), *mtp.layers.named_buffers()):
         found[name.removeprefix("0.").removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")] = weight
@@ -153,31 +176,39 @@ def stored_tensors(mtp: MtpModel, target: Glm4MoeForCausalLM) -> dict[str, torch
             for projection, part in zip(projections, whole.chunk(len(projections))):
                 found[f"mlp.experts.{expert}.{projection}.weight"] = part
     prefix = f"model.layers.{target.config.num_hidden_layers}."
-    return {
-        f"{prefix}{name}": weight.detach().to(torch.float32 if is_router(f".{name}") else torch.bfloat16).contiguous()
-        for name, weight in found.items()
-    }
+    return {f"{prefix}{name}": stored(f".{name}", weight.detach()).contiguous() for name, weight in found.items()}
+
+
+def stored(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight in bfloat16; a router stays in float32 unless bfloat16 has its values."""
+    return weight.to(torch.bfloat16) if not is_router(name) else smallest(weight) if weight.ndim == 2 else weight
+
+
+def write_layer(target: PreTrainedModel, target_name: str, name: str, training: Training) -> None:
+    """Write a trained layer, and its values for the golden text of its target."""
+    tokens = np.load(GOLDEN / target_name / "reference.npz")["tokens"].tolist()
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    texts, smallest_margin = [greedy_text(target, generator) for _ in range(NUM_REPLAYED)], 0.0
+    while smallest_margin < MARGIN["sigmoid"] / 5:
+        mtp = make_layer(target, generator)
+        training.prepare(mtp)
+        train(mtp, target, texts[:NUM_LEARNT], generator, training)
+        round_weights(mtp)
+        values, smallest_margin = reference(mtp, target, tokens)
+        print(f"margin {smallest_margin:.4f}", flush=True)
+    values["texts"] = np.array(texts, np.int32)
+    values["drafts_of_texts"] = np.array([drafts_of(mtp, target, text) for text in texts], np.int32)
+    folder = GOLDEN / name
+    folder.mkdir(exist_ok=True)
+    save_file(stored_tensors(mtp, target), folder / "model.safetensors", metadata={"format": "pt"})
+    np.savez_compressed(folder / "reference.npz", **values)
 
 
 def main() -> None:
     target = Glm4MoeForCausalLM.from_pretrained(
         GOLDEN / TARGET, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
-    tokens = np.load(GOLDEN / TARGET / "reference.npz")["tokens"].tolist()
-    generator = torch.Generator().manual_seed(sum(NAME.encode()))
-    texts, smallest = [greedy_text(target, generator) for _ in range(NUM_REPLAYED)], 0.0
-    while smallest < MARGIN["sigmoid"] / 5:
-        mtp = make_layer(target, generator)
-        train(mtp, target, texts[:NUM_LEARNT], generator)
-        round_weights(mtp)
-        values, smallest = reference(mtp, target, tokens)
-        print(f"margin {smallest:.4f}", flush=True)
-    values["texts"] = np.array(texts, np.int32)
-    values["drafts_of_texts"] = np.array([drafts_of(mtp, target, text) for text in texts], np.int32)
-    folder = GOLDEN / NAME
-    folder.mkdir(exist_ok=True)
-    save_file(stored_tensors(mtp, target), folder / "model.safetensors", metadata={"format": "pt"})
-    np.savez_compressed(folder / "reference.npz", **values)
+    write_layer(target, TARGET, NAME, Training())
 
 
 if __name__ == "__main__":
