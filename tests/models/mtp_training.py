@@ -75,19 +75,27 @@ class DefinedLayer:
         stored = target_tensors() if target is None else target
         names = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
         self.target = {part: stored[f"{name}.weight"].astype("float32") for part, name in names.items()}
+        weights = {f"{self.names['block']}.{name}": weight for name, weight in self.draw_block(stored).items()}
+        hidden = config.hidden_size
+        weights[f"{self.names['eh_proj']}.weight"] = draw((hidden, 2 * hidden))
+        weights |= {f"{self.names[norm]}.weight": paddle.ones([hidden]) for norm in ("enorm", "hnorm")}
+        if form == "deepseek":
+            weights |= {f"{self.names[part]}.weight": weight.clone() for part, weight in self.target.items()}
+        self.weights = weights
+
+    def draw_block(self, target: Tensors) -> Tensors:
+        """Return random weights of the decoder layer, by their names in it."""
+        config = self.config
         hidden, kv = config.hidden_size, config.num_kv_heads * config.head_dim
         inner, query = config.intermediate_size, config.num_heads * config.head_dim
         sizes = [(query, hidden), (kv, hidden), (kv, hidden), (hidden, query)]
         sizes += [(inner, hidden), (inner, hidden), (hidden, inner)]
-        shapes = {f"{self.names['block']}.{name}": size for name, size in zip(LINEARS, sizes)}
-        shapes[self.names["eh_proj"]] = (hidden, 2 * hidden)
-        weights = {f"{name}.weight": paddle.randn(list(size)) * size[1] ** -0.5 for name, size in shapes.items()}
-        norms = [self.names["enorm"], self.names["hnorm"]]
-        norms += [f"{self.names['block']}.{name}_layernorm" for name in ("input", "post_attention")]
-        weights |= {f"{name}.weight": paddle.ones([hidden]) for name in norms}
-        if form == "deepseek":
-            weights |= {f"{self.names[part]}.weight": weight.clone() for part, weight in self.target.items()}
-        self.weights = weights
+        weights = {f"{name}.weight": draw(size) for name, size in zip(LINEARS, sizes)}
+        norms = ("input_layernorm", "post_attention_layernorm")
+        return weights | {f"{name}.weight": paddle.ones([hidden]) for name in norms}
+
+    def trained_weights(self) -> list[Tensor]:
+        return list(self.weights.values())
 
     def weight(self, name: str) -> Tensor:
         """Return the weight of a part; the target's weight if the form shares it."""
@@ -105,9 +113,7 @@ class DefinedLayer:
         embedded = self.norm("enorm", F.embedding(tokens, self.weight("embedding")))
         x = self.linear("eh_proj", paddle.concat([embedded, self.norm("hnorm", states)], axis=-1))
         x = x + self.attention(self.norm("input_layernorm", x))
-        y = self.norm("post_attention_layernorm", x)
-        gated = F.silu(self.linear("mlp.gate_proj", y)) * self.linear("mlp.up_proj", y)
-        x = x + self.linear("mlp.down_proj", gated)
+        x = x + self.mlp(self.norm("post_attention_layernorm", x))
         return self.norm("norm", x) if self.hidden_state == "normed" else x
 
     def logits(self, states: Tensor) -> Tensor:
@@ -120,6 +126,10 @@ class DefinedLayer:
     def linear(self, name: str, x: Tensor) -> Tensor:
         return paddle.matmul(x, self.weight(name), transpose_y=True)
 
+    def mlp(self, x: Tensor, name: str = "mlp") -> Tensor:
+        gated = F.silu(self.linear(f"{name}.gate_proj", x)) * self.linear(f"{name}.up_proj", x)
+        return self.linear(f"{name}.down_proj", gated)
+
     def attention(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
         dim, groups = self.config.head_dim, self.config.num_kv_heads
@@ -131,7 +141,12 @@ class DefinedLayer:
         key, value = (
             part.repeat_interleave(self.config.num_heads // groups, axis=1) for part in (key, heads("self_attn.v_proj"))
         )
-        scores = paddle.matmul(query, key, transpose_y=True) * dim**-0.5
+        return self.attend(query, key, value, dim**-0.5)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Return the output of attention for queries, keys and values [B, heads, T, dim]."""
+        batch, _, length, _ = query.shape
+        scores = paddle.matmul(query, key, transpose_y=True) * scale
         hidden = paddle.triu(paddle.full([length, length], -1e9), 1)
         attended = paddle.matmul(F.softmax(scores + hidden), value)
         return self.linear("self_attn.o_proj", attended.transpose([0, 2, 1, 3]).reshape([batch, length, -1]))
@@ -146,6 +161,11 @@ class DefinedLayer:
         return paddle.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(x.shape)
 
 
+def draw(shape: Sequence[int]) -> Tensor:
+    """Return a random weight [out, in] whose outputs are as large as its inputs."""
+    return paddle.randn(list(shape)) * shape[1] ** -0.5
+
+
 def train(layers: Sequence[DefinedLayer], tokens: Tensor, states: Tensor, num_steps: int) -> None:
     """Train layers to make two drafts; a single layer makes both.
 
@@ -153,7 +173,7 @@ def train(layers: Sequence[DefinedLayer], tokens: Tensor, states: Tensor, num_st
         tokens: [B, T + 1] int64.
         states: [B, T + 1, hidden], the target's that the layers read.
     """
-    weights = [weight for layer in layers for weight in layer.weights.values()]
+    weights = [weight for layer in layers for weight in layer.trained_weights()]
     for weight in weights:
         weight.stop_gradient = False
     adam = paddle.optimizer.Adam(learning_rate=2e-3, parameters=weights)
