@@ -122,7 +122,8 @@ class ModelConfig:
     @property
     def cache_spec(self) -> CacheSpec:
         """Return what the cache of each layer holds per token."""
-        return CacheSpec("grouped", self.num_kv_heads, self.head_dim, self.kv_cache_dtype)
+        spec = CacheSpec("grouped", self.num_kv_heads, self.head_dim, self.kv_cache_dtype)
+        return spec if self.latent is None else replace(spec, kind="latent", rope_dim=self.latent.rope_dim)
 
     @property
     def has_experts(self) -> bool:

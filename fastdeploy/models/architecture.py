@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.models.attention_part import AttentionNames, AttentionPart
 from fastdeploy.models.experts_part import ExpertsPart
+from fastdeploy.models.latent_part import LatentNames, LatentPart
 from fastdeploy.models.layer_parts import LayerParts
 from fastdeploy.models.mlp_part import MLPPart
 from fastdeploy.ops.rotary import HeadLayout
@@ -82,8 +83,11 @@ class Architecture:
         attention = self._attention(config, prefix)
         return LayerParts(attention, self._experts(config, prefix) if is_sparse else self._mlp(config, prefix))
 
-    def _attention(self, config: ModelConfig, prefix: str) -> AttentionPart:
+    def _attention(self, config: ModelConfig, prefix: str) -> AttentionPart | LatentPart:
         traits = self.traits(config)
+        if config.latent is not None:
+            names = LatentNames.of_layer(prefix)
+            return LatentPart(names, config.hidden_size, config.num_heads, config.latent, traits.output_bias)
         return AttentionPart(
             AttentionNames.of_layer(prefix),
             config.hidden_size,

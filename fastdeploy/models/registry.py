@@ -6,15 +6,17 @@ from __future__ import annotations
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from fastdeploy.models.ernie4_5 import ERNIE4_5, ERNIE4_5_MOE
-from fastdeploy.models.glm4_moe import GLM4_MOE
+from fastdeploy.models.glm4_moe import GLM4_MOE, GLM4_MOE_LITE
 from fastdeploy.models.llama import LLAMA
 from fastdeploy.models.qwen2 import QWEN2
 from fastdeploy.models.qwen3 import QWEN3, QWEN3_MOE
 from fastdeploy.ops.registry import missing_kernels, selected_backend
 
+_OF_DEEPSEEK = (DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE)
 ARCHITECTURES: dict[str, Architecture] = {
-    arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, ERNIE4_5, ERNIE4_5_MOE, GLM4_MOE)
+    arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, QWEN3_MOE, ERNIE4_5, ERNIE4_5_MOE, GLM4_MOE, *_OF_DEEPSEEK)
 }
 _EXPERT_OPERATORS = ("route", "experts_up", "experts_down")
 _LATENT_OPERATORS = ("append_latent_attention", "project_heads")

@@ -24,7 +24,7 @@ from fastdeploy.ops.quantized_form import QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
 Shapes = dict[str, tuple[int, ...]]
-LinearKind = Literal["qkv", "output", "gate_up", "down", "head"]
+LinearKind = Literal["qkv", "latent_down", "query", "latent_up", "output", "gate_up", "down", "head"]
 NO_FACTORS: Mapping[str, Factors] = {}
 
 

@@ -63,8 +63,8 @@ def weight_fates(config: ModelConfig, formats: QuantizationConfig) -> list[Weigh
         source, layout = open_checkpoint(config, architecture)
         check_shapes(source.shapes, expected_shapes(config, architecture), config, architecture, layout)
 
-    def fates(names: list[str], wanted: str, called: str = "") -> Iterator[WeightFate]:
-        stored = [source.form(name) for name in names]
+    def fates(names: list[str], wanted: str, called: str = "", widens: bool = False) -> Iterator[WeightFate]:
+        stored = [None if widens else source.form(name) for name in names]
         form, keeps = packed_form(stored, wanted), keeps_codes(stored, wanted)
         for name in names:
             size, what = _num_bytes(source.shapes[name], form, config.dtype), _what(source, name, form, keeps)
@@ -77,22 +77,24 @@ def weight_fates(config: ModelConfig, formats: QuantizationConfig) -> list[Weigh
         found += fates([head], formats.head)
     elif found[0].form != packed_form([stored], formats.head):
         found += fates([embedding], formats.head, head)
-    return found + [fate for names, wanted in _layers(config, architecture, formats) for fate in fates(names, wanted)]
+    for names, wanted, widens in _layers(config, architecture, formats):
+        found += fates(names, wanted, widens=widens)
+    return found
 
 
 def _layers(
     config: ModelConfig, architecture: Architecture, formats: QuantizationConfig
-) -> Iterator[tuple[list[str], str]]:
-    """Yield the weights of each packed layer of the blocks, and its format."""
+) -> Iterator[tuple[list[str], str, bool]]:
+    """Yield the weights of each packed layer of the blocks, its format, and whether its codes are widened first."""
     for index in range(config.num_layers):
         layer = architecture.layer(config, index)
         for spec in layer.attention.linears:
-            yield spec.weight_names, formats.attention
+            yield spec.weight_names, formats.attention, spec.kind == "latent_up"
         if isinstance(layer.mlp, ExpertsPart):
             for specs in (layer.mlp.gate_up, layer.mlp.down):
-                yield weight_names(specs), formats.experts or NO_QUANTIZATION
+                yield weight_names(specs), formats.experts or NO_QUANTIZATION, False
         for spec in layer.mlp.shared if isinstance(layer.mlp, ExpertsPart) else layer.mlp.linears:
-            yield spec.weight_names, formats.mlp
+            yield spec.weight_names, formats.mlp, False
 
 
 def _what(source: StoredTensors, name: str, form: Form, keeps: bool) -> str:

@@ -9,6 +9,7 @@ from paddle import Tensor
 
 from fastdeploy.config.cache_spec import CacheSpec
 from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.ops.latent_attention import allocate_latent_cache
 
 
 class LayerCache(Protocol):
@@ -33,8 +34,9 @@ def allocate_cache(num_blocks: int, block_size: int, spec: CacheSpec) -> LayerCa
     In the host's memory, its pages take memory when they are first written.
 
     Raises:
-        ValueError: as the operator that allocates caches of this kind, or there is none.
+        ValueError: as the operator that allocates caches of this kind.
     """
-    if spec.kind == "grouped":
-        return allocate_kv_cache(num_blocks, block_size, spec.num_heads, spec.head_dim, spec.dtype)
-    raise ValueError(f"allocate_cache: spec.kind: expected grouped, got {spec.kind}")
+    if spec.kind == "latent":
+        latent_dim = spec.head_dim - spec.rope_dim
+        return allocate_latent_cache(num_blocks, block_size, latent_dim, spec.rope_dim, spec.dtype)
+    return allocate_kv_cache(num_blocks, block_size, spec.num_heads, spec.head_dim, spec.dtype)

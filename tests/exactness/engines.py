@@ -171,11 +171,13 @@ def check_speculation(
     chunk: int,
     num_drafts: int,
     change: Callable[[EngineConfig], EngineConfig] = lambda cfg: cfg,
+    check: Callable[[Engine, str, int], None] = check_drafts,
 ) -> None:
     """Run requests in one of WAYS; assert that they have their plain texts, and that what the way is about took place.
 
     Args:
         change: of the configuration, for other numerics.
+        check: of the drafts, with the method and the number of drafts.
     """
     way = WAYS[name]
     cfg = config(configured(method), num_drafts, chunk, way.num_blocks, way.prefix_caching)
@@ -189,4 +191,4 @@ def check_speculation(
         assert engine.stats().num_prefix_hit_tokens > before
     stats = engine.stats()
     assert stats.num_free_blocks == stats.num_blocks
-    check_drafts(engine, method, num_drafts)
+    check(engine, method, num_drafts)

@@ -92,10 +92,10 @@ def config_of(form: str) -> dict[str, Any]:
     return {**_BASE, **_FAMILIES[architecture], **changes, "architectures": [architecture]}
 
 
-def write_form(folder: Path, form: str) -> Path:
-    """Write a checkpoint in bfloat16 with weights under which every part counts."""
-    folder.mkdir(parents=True)
-    config = config_of(form)
+def write_form(folder: Path, form: str, **changes: Any) -> Path:
+    """Write a checkpoint in bfloat16 with weights under which every part counts; `changes` are of its config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**config_of(form), **changes}
     (folder / "config.json").write_text(json.dumps(config))
     write_file(
         folder / "model.safetensors",
@@ -121,7 +121,8 @@ def _values(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> Arr
 
 
 def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield from (("model.embed_tokens.weight", (VOCAB, HIDDEN)), ("lm_head.weight", (VOCAB, HIDDEN)))
+    vocab = config["vocab_size"]
+    yield from (("model.embed_tokens.weight", (vocab, HIDDEN)), ("lm_head.weight", (vocab, HIDDEN)))
     yield "model.norm.weight", (HIDDEN,)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."

@@ -22,7 +22,9 @@ from fastdeploy.ops.caches import allocate_cache
 from fastdeploy.ops.graph import CapturedGraph
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
+LATENT = "latent/"
+GOLDEN_FILES = (*GOLDEN.glob("*/config.json"), *GOLDEN.glob(f"{LATENT}*/config.json"))
+GOLDEN_NAMES = sorted(str(path.parent.relative_to(GOLDEN)) for path in GOLDEN_FILES)
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 64
 MAX_ROWS = 256

@@ -17,7 +17,7 @@ MODELS = [
     *((name, "bfloat16", MIXED) for name in ("ernie4_5_moe", "qwen3_moe")),
 ]
 BESIDE_LAYERS = 3  # the index arrays, the embedding and the final norm
-ATTENTION, DENSE, SPARSE, SHARED_APART = 3, 2, 3, 2
+ATTENTION, LATENT_ATTENTION, DENSE, SPARSE, SHARED_APART = 3, 6, 2, 3, 2
 
 
 def calls_of_layers(config: ModelConfig, quantization: str) -> int:
@@ -25,11 +25,12 @@ def calls_of_layers(config: ModelConfig, quantization: str) -> int:
     sparse = sum(config.experts.sparse_layers) if config.experts else 0
     is_apart = config.experts is not None and config.experts.shared_width > 0 and quantization == MIXED
     in_sparse = SPARSE + (SHARED_APART if is_apart else 0)
-    return config.num_layers * ATTENTION + (config.num_layers - sparse) * DENSE + sparse * in_sparse
+    attention = ATTENTION if config.latent is None else LATENT_ATTENTION
+    return config.num_layers * attention + (config.num_layers - sparse) * DENSE + sparse * in_sparse
 
 
 @pytest.mark.parametrize(("name", "dtype", "quantization"), MODELS)
-def test_a_layer_takes_five_operator_calls_and_with_experts_six(
+def test_a_layer_takes_five_operator_calls_one_more_with_experts_and_three_with_latent_attention(
     name: str, dtype: str, quantization: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_golden(name, dtype, quantization)  # type: ignore[arg-type]
