@@ -12,6 +12,7 @@ from math import prod
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_report import bytes_by_name, weight_fates
 from fastdeploy.models.weights import expected_shapes
@@ -86,11 +87,19 @@ def weight_bytes(config: ModelConfig, quantization: QuantizationConfig) -> Mappi
         is_shared = head not in known if known else quantization.head == NO_QUANTIZATION
         table = shapes.pop(names.embedding) if is_shared else shapes[names.embedding]
         shapes, known = {**shapes, head: table}, {head: known.get(names.embedding, 0), **known}
-    sizes = Counter[str]()
+    sizes, splits, value_bytes = Counter[str](), _splits(config, architecture), _VALUE_BYTES[config.dtype]
     for name, shape in shapes.items():
         part = "head" if name == head else _part(name, shape)
-        sizes[part] += known.get(name) or _tensor_bytes(shape, formats[part], _VALUE_BYTES[config.dtype])
+        matrices = splits.get(name, (shape,))
+        sizes[part] += known.get(name) or sum(_tensor_bytes(each, formats[part], value_bytes) for each in matrices)
     return sizes
+
+
+def _splits(config: ModelConfig, architecture: Architecture) -> Mapping[str, tuple[tuple[int, int], ...]]:
+    """Return the shapes of the matrices into which weights are split before they are packed, by their names."""
+    layers = (architecture.layer(config, index) for index in range(config.num_layers))
+    specs = (spec for layer in layers for spec in layer.attention.linears if spec.split)
+    return {name: spec.split for spec in specs for name in spec.weight_names}
 
 
 def _bytes_of_codes(config: ModelConfig, formats: QuantizationConfig) -> Mapping[str, int]:

@@ -158,8 +158,10 @@ class LatentPart:
     @property
     def up(self) -> LinearSpec:
         """Return the layer whose two parts are absorbed: for each head, the rows of its keys, then of its values."""
-        width = self.num_heads * (self.config.nope_dim + self.config.value_dim)
-        return LinearSpec("latent_up", (StoredLinear(self.names.up, width),), self.config.kv_lora_rank)
+        heads, config = self.num_heads, self.config
+        stored = (StoredLinear(self.names.up, heads * (config.nope_dim + config.value_dim)),)
+        keys, values = (heads * config.kv_lora_rank, config.nope_dim), (heads * config.value_dim, config.kv_lora_rank)
+        return LinearSpec("latent_up", stored, config.kv_lora_rank, split=(keys, values))
 
     @property
     def output(self) -> LinearSpec:

@@ -45,12 +45,15 @@ class LinearSpec:
         stored: the stored layers in order.
         in_features: the input's width.
         has_bias: whether each stored layer has a bias.
+        split: [outputs, inputs] of the matrices into which the stored weight is split before it is packed, for which
+            its codes are widened; empty if it is packed whole.
     """
 
     kind: LinearKind
     stored: tuple[StoredLinear, ...]
     in_features: int
     has_bias: bool = False
+    split: tuple[tuple[int, int], ...] = ()
 
     @property
     def name(self) -> str:

@@ -20,6 +20,7 @@ from fastdeploy.models.weights import check_shapes, expected_shapes
 from fastdeploy.ops.quantized_form import NO_QUANTIZATION, PANEL, QuantizedForm
 from fastdeploy.ops.registry import selected_backend
 
+Split = tuple[tuple[int, int], ...]  # as LinearSpec has it
 _VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 _MEANINGS = {
     "kept": "kept",
@@ -63,11 +64,12 @@ def weight_fates(config: ModelConfig, formats: QuantizationConfig) -> list[Weigh
         source, layout = open_checkpoint(config, architecture)
         check_shapes(source.shapes, expected_shapes(config, architecture), config, architecture, layout)
 
-    def fates(names: list[str], wanted: str, called: str = "", widens: bool = False) -> Iterator[WeightFate]:
-        stored = [None if widens else source.form(name) for name in names]
+    def fates(names: list[str], wanted: str, called: str = "", split: Split = ()) -> Iterator[WeightFate]:
+        stored = [None if split else source.form(name) for name in names]
         form, keeps = packed_form(stored, wanted), keeps_codes(stored, wanted)
         for name in names:
-            size, what = _num_bytes(source.shapes[name], form, config.dtype), _what(source, name, form, keeps)
+            matrices, what = split or (source.shapes[name],), _what(source, name, form, keeps)
+            size = sum(_num_bytes(shape, form, config.dtype) for shape in matrices)
             yield WeightFate(called or name, source.kind(name), what, form, size)
 
     embedding, head = architecture.names.embedding, f"{architecture.names.head}.weight"
@@ -77,24 +79,24 @@ def weight_fates(config: ModelConfig, formats: QuantizationConfig) -> list[Weigh
         found += fates([head], formats.head)
     elif found[0].form != packed_form([stored], formats.head):
         found += fates([embedding], formats.head, head)
-    for names, wanted, widens in _layers(config, architecture, formats):
-        found += fates(names, wanted, widens=widens)
+    for names, wanted, split in _layers(config, architecture, formats):
+        found += fates(names, wanted, split=split)
     return found
 
 
 def _layers(
     config: ModelConfig, architecture: Architecture, formats: QuantizationConfig
-) -> Iterator[tuple[list[str], str, bool]]:
-    """Yield the weights of each packed layer of the blocks, its format, and whether its codes are widened first."""
+) -> Iterator[tuple[list[str], str, Split]]:
+    """Yield the weights of each packed layer of the blocks, its format, and the matrices into which it is split."""
     for index in range(config.num_layers):
         layer = architecture.layer(config, index)
         for spec in layer.attention.linears:
-            yield spec.weight_names, formats.attention, spec.kind == "latent_up"
+            yield spec.weight_names, formats.attention, spec.split
         if isinstance(layer.mlp, ExpertsPart):
             for specs in (layer.mlp.gate_up, layer.mlp.down):
-                yield weight_names(specs), formats.experts or NO_QUANTIZATION, False
+                yield weight_names(specs), formats.experts or NO_QUANTIZATION, ()
         for spec in layer.mlp.shared if isinstance(layer.mlp, ExpertsPart) else layer.mlp.linears:
-            yield spec.weight_names, formats.mlp, False
+            yield spec.weight_names, formats.mlp, ()
 
 
 def _what(source: StoredTensors, name: str, form: Form, keeps: bool) -> str:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,16 @@ SMALL_GLM = {
     "n_shared_experts": 1,
     "dtype": "bfloat16",
 }
+SHAPES = Path(__file__).resolve().parents[2] / "benchmarks" / "shapes"
+FEW = {
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+}
+"""Changes under which a shape has little beside its attention, of which a layer of experts is needed."""
 LARGE = replace(
     DEMO,
     path="large",
@@ -101,6 +113,34 @@ def test_bytes_of_experts_are_those_of_the_loaded_ones(format: str | dict[str, s
     scales = 256 // 32 * 2 + 4  # of groups, and the factor
     num_bytes = {"none": 2 * 256, "wint8": 256 + 4, "wint4": 256 // 2 + scales}.get(str(format), 256 + scales)
     assert sizes["experts"] == 2 * 16 * 3 * 256 * num_bytes
+
+
+@pytest.mark.parametrize("format", ["none", "wint8", {"attention": "wint4", "head": "w8a8"}, {"attention": "w4a8_min"}])
+@pytest.mark.parametrize("shape", ["deepseek-v2-lite", "glm-4.7-flash"])
+def test_the_two_parts_of_an_up_projection_are_counted_as_they_are_packed(
+    shape: str, format: str | dict[str, str]
+) -> None:
+    select_backend("cpu")
+    raw = json.loads((SHAPES / shape / "config.json").read_text()) | FEW
+    quantization, config = QuantizationConfig.from_value(format), parse_model_config(raw, {})
+    model = load_model(config, max_rows=16, max_model_len=64, load_choices="dummy", quantization=quantization)
+    shapes, (of_gate, hidden) = expected_shapes(config, find_architecture(config)), (16, 2048)
+    vector_bytes = sum(2 * shape[0] for shape in shapes.values() if len(shape) == 1)
+    gate_bytes = 4 * of_gate * hidden  # in float32, and filled up to a panel
+    sizes = weight_bytes(config, quantization)
+    assert sum(sizes.values()) == model.num_weight_bytes + vector_bytes - gate_bytes + 2 * 8 * hidden
+    streamed = sizes["attention"] + sizes["mlp"] + sizes["head"] + sizes["experts"] // 4
+    assert model.num_streamed_bytes == streamed + gate_bytes
+
+
+def test_deepseek_v2_lite_takes_what_the_index_of_its_released_files_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = json.loads((SHAPES / "deepseek-v2-lite" / "config.json").read_text())
+    config = replace(parse_model_config(raw, {}), path="v2-lite")
+    assert sum(weight_bytes(config, UNQUANTIZED).values()) == 31_412_968_448
+    free(monkeypatch, 12 * 2**30)
+    message = refusal(config)
+    assert "the weights take 29.26 GiB, and 12.00 GiB are free: --quantization wint4_min fits (" in message
+    assert "bfloat16: 29.26 GiB = experts 26.81, mlp 0.96, attention 0.69, head 0.39, other 0.40; " in message
 
 
 def test_refusal_of_a_model_with_experts_names_their_bytes_and_four_bits_for_all_parts(
