@@ -7,7 +7,7 @@ A loader gets each packed weight from `PackedStore.keep`, under a name, and says
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -236,18 +236,29 @@ def _difference(entry: PackedEntry, expected: ExpectedWeight) -> str:
     """Return what a weight has that it should not have, as the rest of a sentence; empty if it is as expected."""
     if entry.kind != expected.kind:
         return f"is a {entry.kind:.60}, expected a {expected.kind}"
+    names_differ = _names_differ("tensor", entry.tensors, expected.tensors)
+    if names_differ:
+        return names_differ
     for field, value in expected.fields.items():
         found = entry.fields.get(field, "nothing")
         if type(found) is not type(value) or found != value:
             return f"has {field} {found!r:.60}, config.json implies {value}"
-    for what, names, known in (("field", entry.fields, expected.fields), ("tensor", entry.tensors, expected.tensors)):
-        for other in [*(name for name in names if name not in known), *(name for name in known if name not in names)]:
-            return f"{'has an unknown' if other in names else 'lacks the'} {what} {other:.60}"
+    names_differ = _names_differ("field", entry.fields, expected.fields)
+    if names_differ:
+        return names_differ
     for name, (shape, dtypes) in expected.tensors.items():
         stored = entry.tensors[name]
         if stored.shape != shape or stored.dtype not in dtypes:
             found = f"{stored.dtype}{list(stored.shape)!s:.60}"
             return f"has {name} {found}, config.json implies {' or '.join(dtypes)}{list(shape)}"
+    return ""
+
+
+def _names_differ(what: str, found: Collection[str], known: Collection[str]) -> str:
+    """Return which field or tensor there is that should not be there, or is missing; empty if there is none."""
+    unknown, missing = [name for name in found if name not in known], [name for name in known if name not in found]
+    if unknown or missing:
+        return f"has an unknown {what} {unknown[0]:.60}" if unknown else f"lacks the {what} {missing[0]}"
     return ""
 
 

@@ -21,7 +21,7 @@ from fastdeploy.models.loader import load_model
 from fastdeploy.models.packing import pack_checkpoint
 from tests.models.model_driver import GOLDEN, Driver
 
-MODELS = {"glm4_moe": "wint8", "llama_untied_bias": "none", "ernie4_5": "w4a8"}
+MODELS = {"glm4_moe": "wint8", "llama_untied_bias": "none", "ernie4_5": "w4a8", "latent/glm4_moe_lite_bias": "wint4"}
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 16, 4096, 2**31, 2**64, 0.0, 256.0, 1e300, "", "x", [], {}, [1], {"x": 1}),
     *("bfloat16", "float32", "uint8", "int8", "none", "wint8", "wint4"),
