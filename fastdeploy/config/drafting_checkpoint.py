@@ -21,6 +21,7 @@ MAX_LAYERS = 8  # of heads
 MAX_DRAFTS = 1024  # of which a file may speak; more are an error of the file
 _SPECULATORS = "speculators_model_type"  # says what a file in the format of speculators is
 _LAYER = re.compile(r"(.*\.)?layers\.\d+\.")  # DeepSeek's layer for multi-token prediction is one with an eh_proj
+_WEIGHTS = ("weight", "weight_packed", "qweight")  # of a linear layer: plain or FP8, compressed-tensors, AWQ or GPTQ
 _MEDUSA = re.compile(r"(?:medusa_heads?\.)?(\d+)\.\d+\.linear\.weight|blocks\.(\d+)\.layers\.\d+\.weight")
 _MLP_SPECULATOR = re.compile(r"(?:speculator\.)?emb\.\d+\.weight")
 _LAYER_OF_EAGLE3 = re.compile(r"midlayer\..*|layers\.\d+\.hidden_norm\.weight")
@@ -172,7 +173,7 @@ def _named_method(config: Mapping[str, Any], has_tensors: bool) -> str | None:
 def _method_of_decoder(tensors: Collection[str]) -> str:
     """Return `mtp` for layers for multi-token prediction alone, else `draft_model`."""
     layers = {match[0] for match in map(_LAYER.match, tensors) if match and not match[0].startswith("mtp.")}
-    for_mtp = {layer for layer in layers if f"{layer}eh_proj.weight" in tensors}
+    for_mtp = {layer for layer in layers if any(f"{layer}eh_proj.{weight}" in tensors for weight in _WEIGHTS)}
     has_mtp = for_mtp or "mtp.fc.weight" in tensors or any(ERNIE_MARK in f".{name}" for name in tensors)
     return "mtp" if has_mtp and layers == for_mtp else "draft_model"
 

@@ -39,7 +39,7 @@ _BUFFER = re.compile(
     r"|position_ids|attention_mask|causal_mask|masked_bias)"
 )
 _ACTIVATION_SCALE = re.compile(r".*[._](?:input|output|activation|[qkv])_(?:(?:global_)?scale|zero_point)")
-_LAYER = re.compile(r"\w+\.layers\.(\d{1,6})\.(eh_proj\.weight)?")
+_LAYER = re.compile(r"\w+\.layers\.(\d{1,6})\.(eh_proj\.q?weight)?")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def is_activation_scale(name: str) -> bool:
 def unused_tensors(names: Collection[str], num_layers: int) -> list[str]:
     """Return the names of the tensors that no part of a model reads: buffers, and layers beyond the last one.
 
-    A layer beyond the last one with an `eh_proj` is for multi-token prediction.
+    A layer beyond the last one with an `eh_proj`, whose weight may be codes, is for multi-token prediction.
     """
     layers = {name: match for name in names if (match := _LAYER.match(name))}
     drafting = {match[1] for match in layers.values() if match[2]}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -23,7 +23,7 @@ from fastdeploy.models.weights import DecoderWeights, load_weights
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden" / "compressed_tensors"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
-TYPES = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4"}
+TYPES = {"F8_E4M3": "<u1", "I8": "<i1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 
 
 @dataclass
@@ -32,7 +32,7 @@ class StoredTensor:
 
     Attributes:
         kind: as safetensors spells the type.
-        values: bfloat16 as unsigned integers.
+        values: bfloat16 and FP8 as unsigned integers.
     """
 
     kind: str
@@ -149,7 +149,9 @@ def source_of(folder: Path, **options: Any) -> Any:
     return open_source(config, find_architecture(config), "default_v1", seed=0)[0]
 
 
-def weights_of(folder: Path, quantization: str = "", **options: Any) -> tuple[ModelConfig, DecoderWeights]:
+def weights_of(
+    folder: Path, quantization: str | Mapping[str, str] = "", **options: Any
+) -> tuple[ModelConfig, DecoderWeights]:
     """Load all weights in a format, empty for that of the checkpoint."""
     config = config_of(folder, **options)
     wanted = QuantizationConfig.from_value(quantization) if quantization else UNQUANTIZED
