@@ -17,7 +17,6 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.speculative_config import EXTENSIONS, MTPConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
-from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.spec_decode.proposers.base import Proposer
 from tests.engine.hand_over import make_pair
 from tests.exactness.engines import (
@@ -35,7 +34,7 @@ from tests.exactness.engines import (
 from tests.exactness.golden_models import FORMATS, plain_texts, with_model
 from tests.exactness.requests import run_all, run_alone
 from tests.exactness.test_grammars import make_grammar_requests
-from tests.models.latent_forms import write_form
+from tests.latent_model import save_latent_model
 from tests.models.model_driver import GOLDEN
 from tests.pairwise import pairwise
 from tests.thinking_model import save_thinking_model
@@ -91,11 +90,8 @@ def test_speculation_with_a_layer(
 @pytest.fixture(scope="module")
 def thinking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model of random weights with the demonstration model's tokenizer, which knows marks of reasoning."""
-    folder = tmp_path_factory.mktemp("thinking")
-    write_form(folder, "groups of V3", vocab_size=4096, max_position_embeddings=256)
-    demo, thinking = Path(resolve_model_path("demo")), save_thinking_model(tmp_path_factory.mktemp("demo"))
-    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy((thinking if file == "tokenizer.json" else demo) / file, folder)
+    folder = save_latent_model(tmp_path_factory.mktemp("thinking"), max_context=256)
+    shutil.copy(save_thinking_model(tmp_path_factory.mktemp("demo")) / "tokenizer.json", folder)
     return folder
 
 
