@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.speculative_config import MTPConfig, NaiveConfig, SpeculativeConfig
+from fastdeploy.config.speculative_config import AnySpeculativeConfig, MTPConfig, NaiveConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
@@ -18,6 +19,7 @@ from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.kv_cache.arena import page_aligned
 from fastdeploy.ops.caches import LayerCache
 from fastdeploy.ops.registry import selected_backend
+from fastdeploy.worker.model_runner import ModelRunner
 from tests.exactness.requests import run_all
 from tests.models.latent_forms import HIDDEN, config_of
 
@@ -35,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def engine_of(folder: Path, speculative: SpeculativeConfig, dtype: str = "auto", **cache: Any) -> Engine:
+def engine_of(folder: Path, speculative: AnySpeculativeConfig, dtype: str = "auto", **cache: Any) -> Engine:
     """Return an engine with weights from nowhere, which hands over blocks."""
     return make_engine(
         EngineConfig(
@@ -51,7 +53,7 @@ def engine_of(folder: Path, speculative: SpeculativeConfig, dtype: str = "auto",
     )
 
 
-def bytes_of(caches: list[LayerCache]) -> list[int]:
+def bytes_of(caches: Sequence[LayerCache]) -> list[int]:
     """Return the bytes of each cache's tensors."""
     return [sum(int(t.size) * int(t.element_size()) for t in cache.tensors) for cache in caches]
 
@@ -66,6 +68,7 @@ def part_bytes(engine: Engine) -> dict[str, int]:
 def test_pool_plan_arena_and_description_say_the_bytes_of_latent_rows(folder: Path, dtype: str, num_bytes: int) -> None:
     engine = engine_of(folder, NaiveConfig(), dtype)
     block_bytes = BLOCK_SIZE * num_bytes
+    assert isinstance(engine.runner, ModelRunner)
     assert bytes_of(engine.runner.kv_caches) == [NUM_BLOCKS * block_bytes] * NUM_LAYERS
     for cache in engine.runner.kv_caches:
         (region,) = selected_backend().block_regions(cache, NUM_BLOCKS)

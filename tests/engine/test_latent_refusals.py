@@ -12,7 +12,7 @@ import pytest
 from safetensors.paddle import load_file, save_file
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig
-from fastdeploy.config.speculative_config import NaiveConfig, SpeculativeConfig
+from fastdeploy.config.speculative_config import AnySpeculativeConfig, NaiveConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.engine.engine_factory import make_engine
@@ -40,7 +40,7 @@ def add_bias(tensors: Tensors) -> None:
     tensors["model.layers.0.self_attn.kv_b_proj.bias"] = tensors[f"model.layers.0.{UP}"][:, 0].clone()
 
 
-def refusal(model: str, speculative: SpeculativeConfig, cache_dtype: str = "auto") -> str:
+def refusal(model: str, speculative: AnySpeculativeConfig, cache_dtype: str = "auto") -> str:
     cache = CacheConfig(dtype=cache_dtype, num_blocks=8)
     with pytest.raises(ConfigError) as caught:
         make_engine(EngineConfig(model=model, max_model_len=64, cache=cache, speculative=speculative))
@@ -58,7 +58,7 @@ def refusal(model: str, speculative: SpeculativeConfig, cache_dtype: str = "auto
     ],
 )
 def test_tensors_are_named(
-    tmp_path: Path, change: Callable[[Tensors], None], speculative: SpeculativeConfig, message: str
+    tmp_path: Path, change: Callable[[Tensors], None], speculative: AnySpeculativeConfig, message: str
 ) -> None:
     file = save_latent_model(tmp_path, has_mtp_layer=True) / "model.safetensors"
     tensors = load_file(file)
