@@ -51,6 +51,12 @@ def in_pieces(text: str, *formats: str, **options: ReasoningState) -> Message:
         (f'{LIST}{CALL}f{SEP}{{"a": 1}}{G31}{LIST_END}', Message(calls=[F, G])),
         (f"{LIST}{F31}", Message(calls=[F])),
         (f"{LIST}{F31}{G31}<｜tool▁calls", Message(calls=[F, G])),
+        # an output that ends within a character of an end, or of a text behind the calls
+        (f"{LIST}{F31}{G31}<｜tool▁calls▁end\ufffd", Message(calls=[F, G])),
+        (f"{LIST}{F3}{G31}{CALL_END}<\ufffd", Message(calls=[F, G])),
+        (f"{LIST}{F31}{G3[: -len(CALL_END)]}<｜tool\ufffd", Message(calls=[F, G])),
+        (f"{LIST}{F31}<｜tool▁\ufffd", Message("", "<｜tool▁\ufffd", [F])),
+        (f"{LIST}{F31}{LIST_END}\ufffd", Message("", "\ufffd", [F])),
         # text around and behind, and a second list
         (f"One.\n\n{LIST}{F31}{LIST_END}\n\nTwo.\n{LIST}{G3}{LIST_END}", Message("", "One.\n\nTwo.", [F, G])),
         # markers and fences within a text

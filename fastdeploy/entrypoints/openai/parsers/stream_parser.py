@@ -93,6 +93,13 @@ def partial_match_length(text: str, markers: Sequence[str]) -> int:
     return longest
 
 
+def is_beginning(text: str, marker: str) -> bool:
+    """Return whether a text is the beginning of a marker; a character at its end that was cut off is U+FFFD."""
+    whole = text.removesuffix("\ufffd")
+    following = marker[len(whole) : len(whole) + 1]
+    return marker.startswith(whole) and (whole == text or not following.isascii())
+
+
 def find_first(text: str, markers: Sequence[str], start: int = 0, end: int | None = None) -> tuple[int, str] | None:
     """Return the index and text of the marker that comes first in `text[start:end]`; None if it contains none."""
     first, end = None, len(text) if end is None else end

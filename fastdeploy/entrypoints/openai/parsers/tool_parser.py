@@ -15,6 +15,7 @@ from fastdeploy.entrypoints.openai.parsers.stream_parser import (
     JsonScanner,
     StreamParser,
     find_first,
+    is_beginning,
     length_before,
     partial_match_length,
 )
@@ -182,7 +183,7 @@ class ToolParser(StreamParser):
             return match.group(1)
         text = self._buffer.lstrip()
         rest = text.lstrip(_SURPLUS)
-        if len(text) - len(rest) > MAX_SURPLUS_LENGTH or not any(marker.startswith(rest) for marker in markers):
+        if len(text) - len(rest) > MAX_SURPLUS_LENGTH or not any(is_beginning(rest, marker) for marker in markers):
             return ""
         if not self._is_finished:
             return None
@@ -217,7 +218,7 @@ class ConvertingToolParser(ToolParser):
     def _is_truncated(self, *markers: str) -> bool:
         """Return whether the output ends here, or within one of the markers."""
         rest = self._buffer.lstrip()
-        return self._is_finished and (not rest or any(marker.startswith(rest) for marker in markers))
+        return self._is_finished and (not rest or any(is_beginning(rest, marker) for marker in markers))
 
 
 @cache
