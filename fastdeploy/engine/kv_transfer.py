@@ -209,8 +209,9 @@ class KVTransfer:
         """Copy the blocks that have been filled since the last call; nothing if the request is not exported."""
         export = self._exports.get(request)
         if export is not None:
-            later_stages = self._drafter.num_stages - 1 if self._drafter else 0  # which lag behind by one token each
-            self._copy(request, export, max(0, request.num_computed - later_stages) // self.block_size)
+            num_stages = self._drafter.num_stages if self._drafter else 0
+            num_lagging = max(0, num_stages - 1)  # each stage but the first lags behind by one more token
+            self._copy(request, export, max(0, request.num_computed - num_lagging) // self.block_size)
 
     def hand_over(self, request: Request, handover: Handover) -> None:
         """Copy the last blocks of a request that is about to be removed; `pop_handovers` returns `handover` with them.

@@ -16,7 +16,7 @@ from fastdeploy.engine.batch_scheduler import MIN_PREFILL_ROWS
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_kv_transfer
 from fastdeploy.hub.model_path import resolve_model_path
-from tests.engine.hand_over import DIGESTS, Deltas, Pair, make_pair
+from tests.engine.hand_over import DIGESTS, Deltas, Pair, make_pair, run_moving
 from tests.exactness.engines import Texts, build, config, fix_step_times
 from tests.exactness.requests import make_requests, prompts_of_lengths, run_alone
 
@@ -69,6 +69,27 @@ def test_engines_with_unlike_heads_exchange_the_target_s_blocks(
     assert pair.texts() == plain
     assert pair.importing.num_imported_blocks > 0
     assert (pair.second.stats().num_draft_tokens > 0) == drafts, "a head with states drafts only where these arrive"
+
+
+@pytest.mark.parametrize("method", ["eagle", "mlp_speculator", "medusa"])
+def test_texts_move_at_any_step_with_heads_that_have_caches_or_none(
+    requests: list[GenerationRequest], plain: Texts, method: str
+) -> None:
+    pair = make_pair(plain, method, method, chunk=7)
+    assert run_moving(pair, requests, random.Random(1)) == plain
+    assert pair.importing.num_imported_blocks > 0
+
+
+@pytest.mark.parametrize("method", ["naive", "eagle", "mlp_speculator", "medusa"])
+def test_a_prompt_that_lacks_one_token_of_a_full_block_moves_with_the_tokens_it_has(method: str) -> None:
+    prompts = prompts_of_lengths(Tokenizer.from_pretrained(resolve_model_path("demo")), (14, 15, 16, 31, 47))
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    asked = [GenerationRequest(f"p{len(prompt)}", prompt, params) for prompt in prompts]
+    pair = make_pair({}, method, method, caches_prefixes=False)
+    for request in asked:
+        pair.add(request)
+    assert pair.texts() == run_alone(build(config()), asked)
+    assert pair.importing.num_imported_tokens == sum(map(len, prompts))
 
 
 def test_mtp_drafts_after_a_hand_over_as_on_one_engine(requests: list[GenerationRequest], plain: Texts) -> None:
