@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.speculative_config import ModelBasedConfig
 from fastdeploy.engine.engine import Engine
 from tests.drafting_models import HEADS
+from tests.engine.hand_over import make_pair, run_moving
 from tests.exactness.engines import CHUNKS, NUM_DRAFTS, WAYS, build, check_speculation, config
 from tests.exactness.golden_models import VARIANTS, plain_texts, with_model
 from tests.exactness.requests import run_all
@@ -95,3 +97,22 @@ def test_a_latent_model_drafts_its_own_greedy_text_without_an_error(model: str, 
     stats = engine.stats()
     assert stats.num_prefix_hit_tokens > 0
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "chunk"),
+    [
+        *(("latent/glm4_moe_lite", method, 7) for method in HEADS),
+        ("latent/deepseek_v3", "draft_model", 16),
+        ("qwen3", "draft_model", 1),
+    ],
+)
+def test_texts_move_between_engines_at_any_step(target: str, method: str, chunk: int, tmp_path: Path) -> None:
+    pairs = dict(PAIRS)
+    drafting = GOLDEN / pairs[target] if method == "draft_model" else head_of(method, target, tmp_path / "head")
+    change = partial(with_pair, target=target, numerics="bfloat16", drafting=str(drafting))
+    requests, plain = plain_texts(target, "bfloat16")
+    pair = make_pair(plain, method, method, chunk, change=change)
+    assert run_moving(pair, requests, random.Random(1)) == plain
+    assert pair.importing.num_imported_blocks > 0
+    assert pair.second.stats().num_draft_tokens > 0
