@@ -18,9 +18,14 @@ MAX_CONTEXT = 1024
 _LAST, _MTP = "model.layers.1.", "model.layers.2."
 
 
-def save_latent_model(folder: Path, max_context: int = MAX_CONTEXT, has_mtp_layer: bool = False) -> Path:
-    """Write the model; its layer for multi-token prediction has the weights of its last layer, beside random ones."""
-    write_form(folder, "groups of V3", vocab_size=4096, max_position_embeddings=max_context)
+def save_latent_model(
+    folder: Path, max_context: int = MAX_CONTEXT, has_mtp_layer: bool = False, form: str = "groups of V3"
+) -> Path:
+    """Write a model of a form of `tests.models.latent_forms`.
+
+    Its layer for multi-token prediction has the weights of its last layer, beside random ones.
+    """
+    write_form(folder, form, vocab_size=4096, max_position_embeddings=max_context)
     for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(Path(resolve_model_path("demo")) / file, folder)
     if has_mtp_layer:

@@ -87,20 +87,26 @@ def test_speculation_with_a_layer(
     check_speculation(way, *plain, method, chunk, num_drafts, change, check_sources)
 
 
-@pytest.fixture(scope="module")
-def thinking_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model of random weights with the demonstration model's tokenizer, which knows marks of reasoning."""
-    folder = save_latent_model(tmp_path_factory.mktemp("thinking"), max_context=256)
-    shutil.copy(save_thinking_model(tmp_path_factory.mktemp("demo")) / "tokenizer.json", folder)
-    return folder
+@pytest.mark.parametrize(
+    ("form", "method", "chunk", "num_drafts"),
+    [
+        ("groups of V3", "ngram", 7, 3),
+        ("groups of V3", "oracle", 64, 5),
+        ("groups of V3", "suffix", 1, 16),
+        ("groups of V2", "oracle", 1, 3),
+        ("halves in GLM", "ngram", 64, 5),
+    ],
+)
+def test_grammars_and_reasoning_budgets(form: str, method: str, chunk: int, num_drafts: int, tmp_path: Path) -> None:
+    """Models of random weights with the demonstration model's tokenizer, which knows marks of reasoning."""
+    folder, demo = save_latent_model(tmp_path / "model", max_context=256, form=form), tmp_path / "demo"
+    demo.mkdir()
+    shutil.copy(save_thinking_model(demo) / "tokenizer.json", folder)
 
-
-@pytest.mark.parametrize(("method", "chunk", "num_drafts"), [("ngram", 7, 3), ("oracle", 64, 5), ("suffix", 1, 16)])
-def test_grammars_and_reasoning_budgets(method: str, chunk: int, num_drafts: int, thinking_folder: Path) -> None:
     def build_for(*args: Any, proposer: Proposer | None = None) -> Engine:
-        return build(replace(config(*args), model=str(thinking_folder), reasoning_parser="qwen3"), proposer)
+        return build(replace(config(*args), model=str(folder), reasoning_parser="qwen3"), proposer)
 
-    requests = make_grammar_requests(Tokenizer.from_pretrained(thinking_folder))
+    requests = make_grammar_requests(Tokenizer.from_pretrained(folder))
     plain = run_alone(build_for(), requests)
     proposer = proposer_of(method, plain, num_drafts)
     engine = build_for(configured(method), num_drafts, chunk, proposer=proposer)
