@@ -22,8 +22,8 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.gguf.folder import gguf_folder
 from fastdeploy.models.packing import pack_checkpoint
 from tests.exactness.engines import CHUNKS, NUM_DRAFTS, Texts, build, check_drafts, check_speculation, config, exists
+from tests.exactness.golden_models import NUM_BLOCKS, make_requests
 from tests.exactness.requests import run_all, run_alone
-from tests.exactness.test_experts import NUM_BLOCKS, make_requests
 from tests.gguf.gguf_files import gguf_path
 from tests.gguf.rewritten import rewrite
 from tests.models.model_driver import GOLDEN

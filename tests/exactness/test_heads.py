@@ -27,8 +27,8 @@ from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.packing import pack_checkpoint
 from tests.drafting_models import HEADS
 from tests.exactness.engines import CHUNKS, WAYS, Texts, build, check_speculation, config, use_adaptive_length
+from tests.exactness.golden_models import make_requests as requests_for_tiny_models
 from tests.exactness.requests import VARIANTS, make_requests, run_all, run_alone
-from tests.exactness.test_experts import make_requests as requests_for_tiny_models
 from tests.gguf.gguf_files import gguf_path
 from tests.pairwise import pairwise
 from tests.spec_decode.drafting import head_folders

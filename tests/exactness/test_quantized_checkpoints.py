@@ -19,8 +19,8 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.models.packing import pack_checkpoint
 from tests.engine.hand_over import make_pair, run_moving
 from tests.exactness.engines import CHUNKS, NUM_DRAFTS, Texts, build, check_drafts, check_speculation, config, exists
+from tests.exactness.golden_models import NUM_BLOCKS, make_requests
 from tests.exactness.requests import run_all, run_alone
-from tests.exactness.test_experts import NUM_BLOCKS, make_requests
 from tests.models.model_driver import GOLDEN
 from tests.pairwise import pairwise
 

@@ -18,11 +18,11 @@ import hashlib
 from fastdeploy.ops.backends.cpu import library
 from tests.ops.bits import bits
 from tests.ops.test_examples import CASES, registry
-NAMES = "linear rms_norm append_attention append_latent_attention route experts_up experts_down".split()
+NAMES = "linear rms_norm append_attention append_latent_attention route experts_up experts_down project_heads".split()
 state = hashlib.sha256()
 for name, index in CASES:
-    if name in NAMES.split():
-NAMES = "linear rms_norm append_attention append_latent_attention route experts_up experts_down project_heads"
+    if name in NAMES:
+        for tensor in registry.entries()[name].examples[index](registry.lookup("cpu")):
             state.update(bits(tensor).tobytes())
 print("digest", library.isa(), library.num_threads(), state.hexdigest())
 """
