@@ -64,7 +64,7 @@ from fastdeploy.structured_output.manager import StructuredOutputManager
 from fastdeploy.worker.block_mover import BlockMover, CachePart
 from fastdeploy.worker.full_step import num_blocks_of_full_step, run_full_step
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
-from fastdeploy.worker.step_timing import CONTEXT_TOKENS, time_draft_passes, time_steps
+from fastdeploy.worker.step_timing import CONTEXT_TOKENS, LONG_CONTEXT_TOKENS, time_draft_passes, time_steps
 
 Progress = Callable[[str, float], None]
 
@@ -351,7 +351,10 @@ def _make_length_policy(
     num_drafts, num_tokens = speculative.num_speculative_tokens, min(memory.num_tokens, spec.max_model_len)
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
     if pages is not None:
-        num_timed = scheduler.max_num_seqs * -(-(CONTEXT_TOKENS + num_drafts) // memory.block_size)
+        num_blocks, of_long = (
+            -(-(length + num_drafts) // memory.block_size) for length in (CONTEXT_TOKENS, LONG_CONTEXT_TOKENS)
+        )
+        num_timed = max(scheduler.max_num_seqs * num_blocks, of_long)
         pages.touch(0, min(num_timed, memory.num_blocks))  # page faults would count as time of the first steps
     times, passes = time_steps(runner, max_rows, num_drafts, num_tokens, clock), None
     if drafter is not None:

@@ -17,14 +17,15 @@ from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
 TIME_LIMIT_S = 0.7  # for all steps, and for all drafts of one length; each one is measured at least twice
 CONTEXT_TOKENS = 512  # of each request, if the cache holds at least twice as many
-WITHOUT_DRAFTS, EQUAL_ROWS = 0, 1 << 30  # keys of special steps; that of n rows is n, or -n with contexts of one token
+LONG_CONTEXT_TOKENS = 8 * CONTEXT_TOKENS  # of single requests, if the cache holds as many
+WITHOUT_DRAFTS, EQUAL_ROWS = 0, 1 << 30  # keys of special steps; that of n rows is n, or -n with a long context
 
 
 def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int, clock: Clock) -> StepTimes:
     """Measure steps of about a dozen row counts from 1 to `max_rows`, fewer if steps are slow.
 
     The KV cache must be unused. As far as it suffices, requests have separate blocks, because the time that a request
-    adds to a step is mostly spent reading its keys and values. Steps of one request without a context tell what the
+    adds to a step is mostly spent reading its keys and values. Steps of one request with a long context tell what the
     context adds to each of its rows. If the model has experts, rows of random tokens read many of them, and a step of
     as many equal rows tells how long reading one takes.
     """
@@ -38,8 +39,8 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     shapes = {WITHOUT_DRAFTS: [1] * num_plain} | {n: rows for n, rows in packed.items() if n <= max_rows}
     tokens = spread_tokens(runner.config)
     plans = {key: make_plan(runner, rows, num_tokens, max_drafts, tokens) for key, rows in shapes.items()}
-    most = min(per_request, max_rows)
-    plans = {-n: make_plan(runner, [n], 1, max_drafts, tokens) for n in (1, most)} | plans
+    most, num_long = min(per_request, max_rows), min(LONG_CONTEXT_TOKENS, num_cache_tokens - max_drafts)
+    plans = {-n: make_plan(runner, [n], num_long, max_drafts, tokens) for n in (1, most)} | plans
     experts, load = None, runner.model.expert_load
     if load is None:
         seconds = _min_seconds({key: partial(runner.run, plan) for key, plan in plans.items()}, clock)
@@ -48,11 +49,11 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
         equal = make_plan(runner, packed[num_equal], num_tokens, max_drafts, repeat(0))
         seconds, expert_s = _without_experts(runner, load, {EQUAL_ROWS: equal} | plans, num_equal, clock)
         experts = DistinctExperts(load.array, load.num_experts, load.num_chosen, expert_s)
-    contexts_s = {n: seconds[n] - seconds[-n] for n in (1, most)}  # of one request with n rows
-    context_s = max(0.0, contexts_s[most] - contexts_s[1]) / max(1, most - 1)
-    added_s = (seconds[WITHOUT_DRAFTS] - seconds[num_plain]) / max(1, num_plain - len(packed[num_plain]))
+    added_s = [seconds[-n] - seconds[n] for n in (1, most)]  # by the longer context of one request with n rows
+    context_s = max(0.0, added_s[1] - added_s[0]) / max(1, (most - 1) * (num_long - num_tokens)) * num_tokens
+    separate_s = (seconds[WITHOUT_DRAFTS] - seconds[num_plain]) / max(1, num_plain - len(packed[num_plain]))
     seconds = {n: step_s for n, step_s in seconds.items() if n > 0}
-    request_s = min(max(0.0, added_s), min(seconds.values()) / 2)
+    request_s = min(max(0.0, separate_s), min(seconds.values()) / 2)
     context_s = min(context_s, *(step_s / (2 * n) for n, step_s in seconds.items()))
     rows_s = {n: step_s - request_s * len(packed[n]) - context_s * n for n, step_s in seconds.items()}
     return StepTimes(rows_s, request_s, num_tokens, experts, context_s / num_tokens)

@@ -26,8 +26,9 @@ from tests.doubles import run
 
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 16}
 MTP = {"method": "mtp", "num_speculative_tokens": 3}
-FIRST_STEPS = [(True, (1, 1, 1, 1)), (True, (4,)), (True, (1,)), (True, (9,)), (False, (1,)), (False, (9,))]
-"""Whether the first steps that are timed have a context, and their rows by request."""
+CONTEXT, LONG = 32, 56  # tokens, in a cache of 64
+FIRST_STEPS = [(CONTEXT, (1,) * 4), (CONTEXT, (4,)), (CONTEXT, (1,)), (CONTEXT, (9,)), (LONG, (1,)), (LONG, (9,))]
+"""The context of the first steps that are timed, and their rows by request."""
 
 
 def build(adaptive: bool = True, num_blocks: int | None = 40, method: dict[str, Any] = SUFFIX) -> Engine:
@@ -73,8 +74,8 @@ def test_single_rows_and_full_drafts_are_timed_even_if_steps_are_slow(monkeypatc
     plans = record_plans(runner, monkeypatch)
     time_steps(runner, 36, 8, num_cache_tokens=64, clock=time.thread_time)
     assert Counter(
-        (plan.requests[0].num_computed_tokens > 0, *(s.num_scheduled_tokens for s in plan.requests)) for plan in plans
-    ) == {(has_context, *rows): 2 for has_context, rows in FIRST_STEPS}
+        (plan.requests[0].num_computed_tokens + 1, *(s.num_scheduled_tokens for s in plan.requests)) for plan in plans
+    ) == {(context, *rows): 2 for context, rows in FIRST_STEPS}
 
 
 def test_all_row_counts_are_timed_if_steps_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,8 +83,8 @@ def test_all_row_counts_are_timed_if_steps_are_fast(monkeypatch: pytest.MonkeyPa
     runner = runner_of(build(adaptive=False))
     plans = record_plans(runner, monkeypatch)
     time_steps(runner, 20, 5, num_cache_tokens=64, clock=time.thread_time)
-    with_context = [plan for plan in plans if plan.requests[0].num_computed_tokens]
-    assert {plan.num_scheduled_tokens for plan in with_context} == {1, 2, 3, 4, 6, 8, 12, 16}
+    usual = [plan for plan in plans if plan.requests[0].num_computed_tokens == CONTEXT - 1]
+    assert {plan.num_scheduled_tokens for plan in usual} == {1, 2, 3, 4, 6, 8, 12, 16}
 
 
 def test_requests_that_are_timed_together_have_separate_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,17 +101,17 @@ def test_requests_that_are_timed_together_have_separate_blocks(monkeypatch: pyte
 
 
 def test_what_contexts_add_to_rows_of_a_request_is_told_apart_from_what_they_add_to_it() -> None:
-    """In virtual time a request's context costs 3 s, and that of each of its rows 2 s more."""
+    """In virtual time a request's context of 32 tokens costs 3 s, and that of each of its rows 2 s more."""
     runner, now = runner_of(build(adaptive=False)), 0.0
 
     def run_virtually(plan: StepPlan) -> None:
         nonlocal now
-        contexts = [s.num_scheduled_tokens for s in plan.requests if s.num_computed_tokens]
-        now += 50.0 + plan.num_scheduled_tokens + 3.0 * len(contexts) + 2.0 * sum(contexts)
+        now += 50.0 + plan.num_scheduled_tokens
+        now += sum((3.0 + 2.0 * s.num_scheduled_tokens) * (s.num_computed_tokens + 1) / CONTEXT for s in plan.requests)
 
     runner.run = run_virtually  # type: ignore[method-assign, assignment]
     times = time_steps(runner, 20, 4, num_cache_tokens=64, clock=lambda: now)
-    num_tokens = 32
+    num_tokens = CONTEXT
     assert times.requests_s(4, 4 * num_tokens) == pytest.approx(4 * (3.0 + 2.0))
     assert times.drafts_s(2, 2 * num_tokens, ["mtp"] * 2, 3) == pytest.approx(3 * (1.0 + 2.0))
     assert times.drafts_s(2, num_tokens, ["mtp"] * 2, 3) == pytest.approx(3 * (1.0 + 1.0))
