@@ -87,4 +87,23 @@ inline QuantizedForm quantized_form(const char* op, const std::vector<int64_t>& 
   return {static_cast<Quantization>(form[0]), static_cast<int32_t>(form[1]), form[2] != 0};
 }
 
+// Returns the rows and sequences of a call over a paged cache.
+inline PagedBatch paged_batch(const char* op, const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& kv_lens,
+                              const paddle::Tensor& block_tables, const paddle::Tensor& slot_mapping, int64_t num_rows,
+                              int64_t num_seqs) {
+  require(num_rows >= 0 && num_seqs >= 0, op, "num_rows", "counts of at least 0", num_rows < 0 ? num_rows : num_seqs);
+  const auto ints = [op](const char* name, const paddle::Tensor& tensor, int64_t count) {
+    return Argument{op, name, tensor}.has_dtype(paddle::DataType::INT32).has_capacity({count}).data<int32_t>();
+  };
+  const Argument table{op, "block_tables", block_tables};
+  table.has_dtype(paddle::DataType::INT32).has_capacity({num_seqs, -1});
+  return {ints("cu_seqlens_q", cu_seqlens_q, num_seqs + 1),
+          ints("kv_lens", kv_lens, num_seqs),
+          table.data<int32_t>(),
+          ints("slot_mapping", slot_mapping, num_rows),
+          num_rows,
+          num_seqs,
+          table.size(1)};
+}
+
 }  // namespace fd

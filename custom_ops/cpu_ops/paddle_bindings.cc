@@ -280,21 +280,17 @@ void append_attention(Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_
                       int64_t num_heads, float scale, int64_t num_masked_prefix, bool interleaved, float eps) {
   constexpr const char* op = "append_attention";
   const fd::KvCacheView cache = cache_view(op, key, value);
-  const Argument rows{op, "qkv", qkv}, table{op, "block_tables", block_tables}, output{op, "out", out};
-  require(num_rows >= 0 && num_seqs >= 0, op, "num_rows", "counts of at least 0", num_rows);
+  const Argument rows{op, "qkv", qkv}, output{op, "out", out};
+  const fd::PagedBatch batch =
+      fd::paged_batch(op, cu_seqlens_q, kv_lens, block_tables, slot_mapping, num_rows, num_seqs);
   require(num_heads > 0 && num_heads % cache.num_kv_heads == 0, op, "num_heads", "a multiple of the kv heads",
           num_heads);
   require(num_masked_prefix >= 0 && num_masked_prefix <= 16, op, "num_masked_prefix", "0 to 16", num_masked_prefix);
   const auto dtype = cache.dtype == DType::kInt8 ? paddle::DataType::BFLOAT16 : key.dtype();
   rows.has_dtype(dtype).has_capacity({num_rows, (num_heads + 2 * cache.num_kv_heads) * cache.head_dim});
   output.has_dtype(dtype).has_capacity({num_rows, num_heads * cache.head_dim});
-  table.has_dtype(paddle::DataType::INT32).has_capacity({num_seqs, -1});
-  auto ints = [&](const char* name, const Tensor& tensor, int64_t count) {
-    return Argument{op, name, tensor}.has_dtype(paddle::DataType::INT32).has_capacity({count}).template data<int32_t>();
-  };
   const fd::AttentionArgs args{
-      {ints("cu_seqlens_q", cu_seqlens_q, num_seqs + 1), ints("kv_lens", kv_lens, num_seqs), table.data<int32_t>(),
-       ints("slot_mapping", slot_mapping, num_rows), num_rows, num_seqs, table.size(1)},
+      batch,
       rows.data(),
       cache,
       output.data(),

@@ -26,23 +26,6 @@ fd::LatentCacheView cache_view(const Tensor& rows, int64_t latent_dim, int64_t r
   return view;
 }
 
-fd::PagedBatch paged_batch(const Tensor& cu_seqlens_q, const Tensor& kv_lens, const Tensor& block_tables,
-                           const Tensor& slot_mapping, int64_t num_rows, int64_t num_seqs) {
-  require(num_rows >= 0 && num_seqs >= 0, kOp, "num_rows", "counts of at least 0", num_rows < 0 ? num_rows : num_seqs);
-  const auto ints = [](const char* name, const Tensor& tensor, int64_t count) {
-    return Argument{kOp, name, tensor}.has_dtype(DataType::INT32).has_capacity({count}).data<int32_t>();
-  };
-  const Argument table{kOp, "block_tables", block_tables};
-  table.has_dtype(DataType::INT32).has_capacity({num_seqs, -1});
-  return {ints("cu_seqlens_q", cu_seqlens_q, num_seqs + 1),
-          ints("kv_lens", kv_lens, num_seqs),
-          table.data<int32_t>(),
-          ints("slot_mapping", slot_mapping, num_rows),
-          num_rows,
-          num_seqs,
-          table.size(1)};
-}
-
 // Checks a tensor of rows [num_rows, at least `width`] and returns the number of its columns.
 int64_t row_stride(const Argument& rows, int64_t num_rows, int64_t width) {
   rows.has_capacity({num_rows, -1});
@@ -81,7 +64,7 @@ void append_latent_attention(const Tensor& absorbed, const Tensor& query, const 
   fd::LatentAttentionArgs args{};
   args.cache = cache_view(cache, latent_dim, rope_dim);
   static_cast<fd::PagedBatch&>(args) =
-      paged_batch(cu_seqlens_q, kv_lens, block_tables, slot_mapping, num_rows, num_seqs);
+      fd::paged_batch(kOp, cu_seqlens_q, kv_lens, block_tables, slot_mapping, num_rows, num_seqs);
   const Argument queries{kOp, "query", query}, rows{kOp, "latent", latent};
   queries.has_dtype(dtype), rows.has_dtype(dtype);
   args.query_stride = row_stride(queries, num_rows, num_heads * (nope_dim + rope_dim));

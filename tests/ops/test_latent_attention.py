@@ -19,7 +19,7 @@ from fastdeploy.ops.latent_attention import (
     append_latent_attention,
 )
 from fastdeploy.ops.norm import NormParams
-from tests.ops.bits import assert_same_bits, bits
+from tests.ops.bits import assert_row_counts_agree, assert_same_bits, bits, is_finite, values_of
 
 SPLIT, TASK_ROWS = 256, 64  # kSplit of attention_plan.h and kLatentTaskRows of latent_attention.cc
 DTYPES = ["float32", "bfloat16"]
@@ -121,15 +121,6 @@ class OneSequence(Rows):
         return np.concatenate(outs)
 
 
-def values_of(raw: np.ndarray, dtype: str) -> np.ndarray:
-    as_float32 = raw if dtype == "float32" else raw.view(np.uint16).astype(np.uint32) << 16
-    return as_float32.view(np.float32).astype(np.float64)
-
-
-def is_finite(raw: np.ndarray, dtype: str) -> bool:
-    return bool(np.isfinite(values_of(raw, dtype)).all())
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("layout", "is_interleaved"),
@@ -196,12 +187,7 @@ def test_any_number_of_rows_gives_the_same_bits(dtype: str, layout: LatentLayout
 @pytest.mark.parametrize("edge", [16, 48, SPLIT, SPLIT + 48, 2 * SPLIT, 4 * SPLIT])
 def test_row_counts_agree_at_the_edges_of_tiles_blocks_and_splits(dtype: str, edge: int) -> None:
     for kv_len in (edge - 1, edge, edge + 1):
-        sequence = OneSequence(kv_len, TINY, dtype, 48)
-        alone = sequence.run([kv_len - 5, *range(kv_len - 4, kv_len + 1)])
-        assert is_finite(alone, dtype)
-        for rows in (2, 3, 5):
-            got = sequence.run([kv_len - rows, kv_len])
-            assert_same_bits(got[-rows:], alone[-rows:], f"{rows} rows at {kv_len}")
+        assert_row_counts_agree(OneSequence(kv_len, TINY, dtype, 48).run, kv_len, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

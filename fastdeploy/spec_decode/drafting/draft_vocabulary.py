@@ -87,15 +87,15 @@ def draft_vocab_sizes(vocab_size: int) -> list[int]:
 LogitsFunction = Callable[[Tensor, int, Tensor], None]
 
 
-def spread_logits(compute: LogitsFunction, ids: NDArray[np.int32], max_rows: int) -> LogitsFunction:
+def spread_logits(compute: LogitsFunction, ids: NDArray[np.int32], own: Tensor) -> LogitsFunction:
     """Return what computes the logits of a head's own ids, or writes them to the places of the target's ids.
 
     Args:
         compute: computes the logits of the head's own ids.
         ids: the target's id of each of them.
-        max_rows: maximum number of rows.
+        own: [max_rows, number of these ids] float32, scratch, which several functions may share.
     """
-    places, own = paddle.to_tensor(ids), paddle.zeros([max_rows, len(ids)], "float32")
+    places = paddle.to_tensor(ids)
 
     def compute_logits(states: Tensor, num_rows: int, out: Tensor) -> None:
         is_spread = out.shape[1] > len(ids)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import paddle
 from paddle import Tensor
 
 from fastdeploy.models.decoder import CausalLM
@@ -59,8 +60,8 @@ class EagleRunner(CachedDrafter):
         ids, sizes = head.target_ids, draft_vocab_sizes(config.vocab_size)
         compute_logits: Callable[[Tensor, int, Tensor], None] = head.compute_logits
         if ids is not None:
-            sizes = [len(ids), config.vocab_size]
-            compute_logits = spread_logits(compute_logits, ids, max_logits_rows(config))
+            sizes, own = [len(ids), config.vocab_size], paddle.zeros([max_logits_rows(config), len(ids)], "float32")
+            compute_logits = spread_logits(compute_logits, ids, own)
         loop = buffers.loop(
             [DraftStage(compute, compute_logits)],
             head.output,

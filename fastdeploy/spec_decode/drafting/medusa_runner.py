@@ -40,24 +40,29 @@ class MedusaRunner(RowRunner):
     """Drafts with Medusa's heads.
 
     Attributes:
-        logits: [capacity, vocab] float32, of the drafts that were sampled last, by request and head.
-        narrow_logits: the same memory as rows of each number of first ids that drafts may be sampled from.
+        head: the heads.
+        narrow_logits: memory for the logits of drafts that are sampled together, by request and head; as rows of each
+            number of first ids that drafts may be sampled from.
         vocab_index: index into narrow_logits of the last drafts.
         num_matrices: of logits, each of which is read once.
     """
 
+    head: MedusaHeads
+
     def __init__(self, heads: MedusaHeads, target: CausalLM, config: RunnerConfig) -> None:
         """Bind the heads to the target's output."""
         super().__init__(heads, config)
-        self._heads, self._target = heads, target
+        self._target = target
         self._capacity = min(config.max_seqs * heads.num_drafts, max(LOGITS_BYTES // (4 * config.vocab_size), 1))
         self._state_rows, self._rows = HostBuffer(config.max_seqs, "int32"), HostBuffer(self._capacity, "int32")
         self._hidden: Tensor = paddle.zeros([self._capacity, heads.hidden_size], heads.output.dtype)
-        self.logits: Tensor = paddle.zeros([self._capacity, config.vocab_size], "float32")
+        self.num_matrices = len(heads.heads_by_matrix)
         ids, sizes = heads.target_ids, draft_vocab_sizes(config.vocab_size)
+        compute: list[LogitsFunction] = [partial(heads.compute_logits, matrix) for matrix in range(self.num_matrices)]
         if ids is not None:
-            sizes = [len(ids), config.vocab_size]
-        flat = self.logits.reshape([-1])
+            sizes, own = [len(ids), config.vocab_size], paddle.zeros([self._capacity, len(ids)], "float32")
+            compute = [spread_logits(function, ids, own) for function in compute]
+        flat: Tensor = paddle.zeros([self._capacity * config.vocab_size], "float32")
         self.narrow_logits = [flat._slice(0, self._capacity * n).reshape([self._capacity, n]) for n in sizes]
         self.vocab_index = len(sizes) - 1
         self._vocabulary: Vocabulary = DraftVocabulary(sizes) if ids is None else MappedVocabulary()
@@ -67,22 +72,16 @@ class MedusaRunner(RowRunner):
             CapturedGraph(partial(self._compute_head, index), config.max_seqs, config.max_seqs)
             for index in range(heads.num_drafts)
         ]
-        self.num_matrices = len(heads.heads_by_matrix)
-        self._sample = [
-            [self._sampler(matrix, out) for out in self.narrow_logits] for matrix in range(self.num_matrices)
-        ]
+        self._sample = [[self._sampler(function, out) for out in self.narrow_logits] for function in compute]
 
     def _compute_head(self, index: int, num_rows: int, _num_seqs: int) -> None:
-        self._heads.compute(index, self._target.output, self._state_rows.tensor, num_rows)
+        self.head.compute(index, self._target.output, self._state_rows.tensor, num_rows)
 
-    def _sampler(self, matrix: int, out: Tensor) -> CapturedGraph:
+    def _sampler(self, compute: LogitsFunction, out: Tensor) -> CapturedGraph:
         """Return what samples drafts of the heads with one matrix from the ids for which `out` has room."""
-        compute: LogitsFunction = partial(self._heads.compute_logits, matrix)
-        if self._heads.target_ids is not None:
-            compute = spread_logits(compute, self._heads.target_ids, self._capacity)
 
         def run(num_rows: int, _num_seqs: int) -> None:
-            gather_rows(self._heads.output, self._rows.tensor, self._hidden, num_rows)
+            gather_rows(self.head.output, self._rows.tensor, self._hidden, num_rows)
             compute(self._hidden, num_rows, out)
             sample(out, self._sampling, num_rows)
 
@@ -100,7 +99,7 @@ class MedusaRunner(RowRunner):
             num_rows = sum(each.count > index for each in inputs)
             self._compute[index].run(num_rows, num_rows)
         drafts = [[-1] * each.count for each in inputs]
-        for matrix, heads in enumerate(self._heads.heads_by_matrix):
+        for matrix, heads in enumerate(self.head.heads_by_matrix):
             places = [(i, head) for i, each in enumerate(inputs) for head in heads if head < each.count]
             for first in range(0, len(places), self._capacity):
                 batch = places[first : first + self._capacity]
@@ -113,7 +112,7 @@ class MedusaRunner(RowRunner):
         sampling, count, position = self._sampling, len(places), int(IntColumn.POSITION)
         for row, (i, head) in enumerate(places):
             request = inputs[i].request
-            self._rows.memory[row] = self._heads.row_of(head, i)
+            self._rows.memory[row] = self.head.row_of(head, i)
             self._sampling_metadata.write_draft(request, row)
             sampling.int_params.memory[row, position] = request.num_tokens + head
         self._rows.upload(count)
@@ -122,5 +121,5 @@ class MedusaRunner(RowRunner):
         sampling.download(count)
         selected_backend().synchronize()
         tokens: list[int] = sampling.token_ids.memory[:count].tolist()
-        ids = self._heads.target_ids
+        ids = self.head.target_ids
         return tokens if ids is None or self.vocab_index else [t if t < 0 else int(ids[t]) for t in tokens]

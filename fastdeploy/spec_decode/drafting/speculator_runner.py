@@ -13,7 +13,6 @@ from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.input_checks import InputLimits
-from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.base import sampled_tokens
 from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary, draft_vocab_sizes
 from fastdeploy.spec_decode.drafting.row_runner import DraftInput, RowRunner
@@ -67,8 +66,7 @@ class SpeculatorRunner(RowRunner):
             self._write(index, each)
         self._vocabulary.observe(loop.token_ids.memory[: len(inputs)])
         loop.vocab_index = self._vocabulary.best_index([each.request for each in inputs])
-        if not selected_backend().shares_memory:
-            self._rows.upload(len(inputs))
+        self._rows.upload(len(inputs))
         loop.draft(len(inputs))
         drafts = loop.drafts.memory
         return [sampled_tokens(drafts[i, k] for k in range(each.count)) for i, each in enumerate(inputs)]

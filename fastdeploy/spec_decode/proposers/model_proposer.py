@@ -10,7 +10,7 @@ from fastdeploy.spec_decode.proposers.base import DraftRunner, Proposer
 
 
 class ModelProposer(Proposer):
-    """Drafts with one draft pass per token.
+    """Drafts with a drafting model, which takes one draft pass per token unless its drafts do not depend on each other.
 
     It has no state per request: the model's keys and values are in its KV cache, under the block ids of the request.
     """
@@ -31,7 +31,7 @@ class ModelProposer(Proposer):
         """Do nothing."""
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
-        """Draft for all requests together; each draft pass is one call of the model."""
+        """Draft for all requests together."""
         counts = [
             min(quota.max_drafts, quota.max_draft_passes, self._max_draft_passes) if request.drafts_by_model else 0
             for request, quota in zip(requests, quotas)
