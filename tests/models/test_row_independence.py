@@ -15,6 +15,7 @@ from tests.models.model_driver import GOLDEN, GOLDEN_NAMES, Driver, Logits, load
 
 NUM_TOKENS = 60
 NAMES = ["ernie4_5", "llama_untied_bias", "qwen2", "qwen3", "ernie4_5_moe", "glm4_moe", "qwen3_moe"]
+NAMES += ["latent/deepseek_v2", "latent/deepseek_v3", "latent/glm4_moe_lite"]
 
 
 def tokens_of(seed: int, count: int = NUM_TOKENS) -> list[int]:
